@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import final
@@ -15,7 +14,7 @@ from hgms.store import digest, file_digest
 from hgms_core import Key
 from hgms_core.errors import DataError, Place
 from hgms_mix.lm.files import Raw, Unread, files_at, parse, raw_rows, reading
-from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect, read_row
+from hgms_mix.lm.formats import FORMATS, BadRow, Format, Message, Row, detect
 from hgms_mix.lm.sources import OWN_NAMES, Source
 
 SHOWN = 5
@@ -28,13 +27,11 @@ MOST_PROBED = 20_000
 class Example:
     """A conversation that ends with an answer.
 
-    ``row`` is its number in the source, counted from 0 with the bad rows. ``unread`` names the
-    unread parts of the row (:func:`~hgms_mix.lm.formats.read_row`).
+    ``row`` is its number in the source, counted from 0 with the bad rows.
     """
 
     messages: tuple[Message, ...]
     row: int
-    unread: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
@@ -98,8 +95,7 @@ def example_of(row: Unread, number: int, form: Format | None, source: Source) ->
     row = parse(row, source.fields)
     if form is None or isinstance(row, BadRow):
         raise row if isinstance(row, BadRow) else BadRow("it has no known format")
-    messages, unread = read_row(form, row)
-    return Example(_replace_answers(messages, source.completion), number, unread)
+    return Example(_replace_answers(form.read(row), source.completion), number)
 
 
 def check_bad(
@@ -121,49 +117,19 @@ def check_bad(
     lines += [f"{form.name}: {form.looks}"] if form else []
     lines += some[:SHOWN]
     lines += [f"… and {bad - SHOWN} more"] if bad > SHOWN else []
-    better = _likely_format(where, source)
-    if bad < total:
-        hint = f"correct these rows, or skip them with max_bad_rows = {bad} or more"
-    elif better is not None and better is not form:
-        hint = f'set format = "{better.name}" or "auto": the rows look like {better.name!r}'
-    elif source.fields:
-        hint = "correct fields, or the file"
-    else:
-        first = "" if source.format == "auto" else f"remove format = {source.format!r} and "
-        hint = f"correct the file; if columns have other names, {first}set {OWN_NAMES}"
-    raise DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
-
-
-def _likely_format(where: Place, source: Source) -> Format | None:
-    """Return the format that the first rows have; None if they have no known format."""
-    rows = (
-        parse(raw, source.fields) for _, raw in itertools.islice(raw_rows(where, source), PROBED)
+    hint = (
+        f"correct these rows, or skip them with max_bad_rows = {bad} or more"
+        if bad < total
+        else f'correct the file, set format = "auto", or set {OWN_NAMES}'
     )
-    return detect([row for row in rows if not isinstance(row, BadRow)])
+    raise DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
 
 
 def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:
     if (form := detect(rows)) is not None:
         return form
     keys = list(dict.fromkeys(str(key) for row in rows for key in row))
-    wanted = (
-        "instruction",
-        "output",
-        "messages",
-        "conversations",
-        "prompt",
-        "completion",
-        "question",
-        "answer",
-        "problem",
-    )
-    near = [
-        (key, m)
-        for key in keys
-        if key not in wanted
-        for m in difflib.get_close_matches(key.casefold(), wanted, n=1, cutoff=0.75)
-    ]
-    advice = [f"rename the column {near[0][0]!r} to {near[0][1]!r}"] if near else []
+    advice = []
     if "text" in keys:
         advice.append("set format = \"text\" to learn the column 'text' from its beginning")
     if "chosen" in keys and "prompt" in keys:

@@ -10,7 +10,6 @@ import difflib
 import glob
 import gzip
 import io
-import itertools
 import json
 import os
 import zlib
@@ -105,13 +104,6 @@ def reading(file: str, place: Place) -> Iterator[None]:
             place=place,
             hint="check the path and its permissions",
         ) from None
-    except MemoryError:
-        raise DataError(
-            "too-large",
-            f"rows of {file} do not fit into memory",
-            place=place,
-            hint="remove rows with very long texts, or split the file",
-        ) from None
 
 
 def raw_rows(
@@ -147,54 +139,14 @@ def _open(name: str, at: Place, file: Path, raw: io.BufferedReader) -> Any:
     return gzip.open(raw) if file.suffix == ".gz" else raw
 
 
-def _head(name: str, at: Place, stream: Any) -> bytes:
-    """Return the first bytes of a text, without reading them.
-
-    Raise DataError for the encoding that spreadsheets and Windows write. Its rows would otherwise
-    all be bad.
-    """
-    head: bytes = stream.peek(4096)[:4096]
-    zeros = head.count(0)
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (zeros and zeros >= len(head) // 4):
-        raise DataError(
-            "wrong-format",
-            f"{name} is UTF-16 or UTF-32, not UTF-8",
-            place=at,
-            hint="convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW",
-        )
-    return head.removeprefix(BYTE_ORDER_MARK).lstrip()
-
-
-LONGEST_LINE = 1 << 28
-"""The largest number of bytes of a line. A small compressed file can contain a line larger than
-memory.
-"""
-
-
-def _numbered_lines(name: str, at: Place, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines, with their numbers from 1."""
-    for number in itertools.count(1):
-        line = stream.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
-            raise DataError(
-                "too-large",
-                f"line {number} of {name} has more than {LONGEST_LINE:,} bytes",
-                place=at,
-                hint="use one row per line",
-            )
-        if not line:
-            return
-        yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-
-
-def _json(name: str, at: Place, stream: BinaryIO) -> Raw:
+def _json(name: str, at: Place, stream: Any) -> Raw:
     """Yield the rows of an array, or of one object per line, whatever the file's name."""
-    if _head(name, at, stream)[:1] == b"[":
+    if stream.peek(4096)[:4096].removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"[":
         yield from _array(name, at, stream.read())
         return
-    for number, text in _numbered_lines(name, at, stream):
-        if text.strip():
-            yield f"line {number}", text
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            yield f"line {number}", line
 
 
 def parse(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
@@ -202,7 +154,7 @@ def parse(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
 
     A line of JSON is parsed; return BadRow with the reason if it is not an object.
     """
-    row = _parse_json(row) if isinstance(row, bytes) else row
+    row = _object(_load_json(row)) if isinstance(row, bytes) else row
     if not fields or isinstance(row, BadRow):
         return row
     for name, column in fields.items():
@@ -219,29 +171,17 @@ def parse(row: Unread, fields: Mapping[str, str] | None) -> Row | BadRow:
     return own | {name: row[column] for name, column in fields.items()}
 
 
-def _parse_json(line: bytes) -> Row | BadRow:
-    """Parse a line with one object."""
-    value = _load_json(line.rstrip())
-    return value if isinstance(value, BadRow) else _object(value)
-
-
 def _load_json(data: bytes) -> Any:
     """Return the value, or a BadRow if the data are malformed."""
     try:
-        return json.loads(data)
-    except UnicodeDecodeError as error:
-        return BadRow(f"it is not UTF-8 (byte {error.start})")
-    except json.JSONDecodeError as error:
-        line = "" if error.lineno == 1 else f"line {error.lineno}, "
-        return BadRow(f"malformed JSON: {error.msg} at {line}column {error.colno}")
-    except ValueError as error:  # a number with too many digits
+        return json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         return BadRow(f"malformed JSON: {error}")
-    except RecursionError:
-        return BadRow("malformed JSON: nested too deeply")
 
 
 def _object(row: Any) -> Row | BadRow:
-    return row if isinstance(row, dict) else BadRow(f"it is a {type(row).__name__}, not an object")
+    known = isinstance(row, dict | BadRow)
+    return row if known else BadRow(f"it is a {type(row).__name__}, not an object")
 
 
 def _array(name: str, at: Place, data: bytes) -> Rows:

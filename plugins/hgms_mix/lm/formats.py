@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, final
 
 from attrs import frozen
@@ -69,40 +69,47 @@ PAIRS = (
 """Fields of a prompt and its completion, in the order of the search."""
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-HARMLESS = _words("""
-    id idx index uid uuid guid _id row_id unique_id conversation_id prompt_id question_id message_id
-    conversation_hash hash turn_id parent_id timestamp tstamp date created_at updated_at source
-    sources data_source dataset dataset_name origin url link license licence author user_id
-    annotator_id annotator model model_name model_id generator language lang locale split subset
-    category categories topic tags tag task task_type domain subject level difficulty type kind name
-    tokens token_count num_tokens n_tokens length num_turns turns_count
-""")
-"""Columns and keys of turns that do not affect an answer: they are ignored without a warning."""
-IGNORED = "ignored"
-"""The name in ``fields`` for an ignored column; several names may begin with it."""
-DECIDING = _words("""
-    context history documents tools functions image images video videos audio audios
-""")
+DECIDING = frozenset(
+    [
+        "context",
+        "history",
+        "documents",
+        "tools",
+        "functions",
+        "image",
+        "images",
+        "video",
+        "videos",
+        "audio",
+        "audios",
+    ]
+)
 """Columns that an answer may depend on.
 
 A row with such a column is a bad row if its format does not read the column.
 """
-DECIDING_OF_TEXTS = frozenset({"input", "instruction"})
+DECIDING_OF_TEXTS = DECIDING | {"input", "instruction"}
 """The same for rows that are not conversations: in conversations such columns repeat a turn."""
-DECIDING_OF_TURNS = _words("""
-    tool_calls function_call reasoning_content reasoning thinking image images video videos audio
-    audios
-""")
+DECIDING_OF_TURNS = frozenset(
+    [
+        "tool_calls",
+        "function_call",
+        "reasoning_content",
+        "reasoning",
+        "thinking",
+        "image",
+        "images",
+        "video",
+        "videos",
+        "audio",
+        "audios",
+    ]
+)
 """The same for the keys of a turn: a row with such a key is a bad row."""
 VERDICTS = frozenset({"label", "kto_tag", "is_correct", "correct", "accepted", "is_accepted"})
 """Columns that mark an answer as bad if they are false: such a row is a bad row."""
 WEIGHTS = ("weight", "train", "loss")
 """Keys of a turn that determine whether it is learned: 1 or true, 0 or false."""
-OF_A_TURN = ("role", "from", "content", "value", *WEIGHTS)
 
 
 def _text(row: Row, name: str) -> str:
@@ -166,33 +173,21 @@ def _alpaca(row: Row) -> tuple[Message, ...]:
     text = _prompt(row, "instruction")
     # Dolly names the input "context".
     given = next((name for name in ("input", "context") if not is_empty(row.get(name))), None)
+    _check_columns(row, DECIDING - {given})
     context = "" if given is None else _text(row, given)
     prompt = (
         Message("user", f"{text}\n{context}", context) if context.strip() else Message("user", text)
     )
-    answer = Message("assistant", _answer(row, "output", "response"))
-    return (*_system(row), *_history(row), prompt, answer)
-
-
-def _history(row: Row) -> Iterator[Message]:
-    """Yield the earlier turns of an Alpaca row (LLaMA-Factory).
-
-    They are pairs of a prompt and an answer; these answers are learned too.
-    """
-    history = row.get("history") or []
-    for number, pair in enumerate(history if isinstance(history, list) else [history], start=1):
-        texts = isinstance(pair, list) and all(isinstance(text, str) for text in pair)
-        if not texts or len(pair) != 2 or not pair[0].strip():
-            raise BadRow(f"pair {number} of 'history' is not a list of a prompt and an answer")
-        yield Message("user", pair[0])
-        yield Message("assistant", pair[1])
+    return (*_system(row), prompt, Message("assistant", _answer(row, "output", "response")))
 
 
 def _pair(row: Row, pairs: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
     for prompt, answer in pairs:
         if prompt in row and answer in row:
             if isinstance(row[prompt], list) and isinstance(row[answer], list):
+                _check_columns(row, DECIDING)
                 return _conversation([*row[prompt], *row[answer]], f"{prompt!r} and {answer!r}")
+            _check_columns(row, DECIDING_OF_TEXTS - {prompt})
             completion = Message("assistant", _learnable(row, answer))
             return (*_system(row), Message("user", _prompt(row, prompt)), completion)
     if here := [prompt for prompt, _ in pairs if prompt in row]:
@@ -200,16 +195,28 @@ def _pair(row: Row, pairs: Sequence[tuple[str, str]]) -> tuple[Message, ...]:
     raise _lacks(row, list(dict.fromkeys(prompt for prompt, _ in pairs)))
 
 
-def _gsm8k(row: Row) -> tuple[Message, ...]:
-    messages = _pair(row, [("question", "answer")])
-    if "####" not in messages[-1].text:
-        raise BadRow("'answer' has no '#### ' line with the final number")
-    return messages
+def _raw_text(row: Row) -> tuple[Message, ...]:
+    _check_columns(row, DECIDING_OF_TEXTS)
+    return (Message("assistant", _answer(row, "text")),)
+
+
+def _check_columns(row: Row, deciding: Collection[str | None]) -> None:
+    """Raise BadRow for a column in ``deciding``, and for a row that is marked as bad."""
+    for name, value in row.items():
+        if name in VERDICTS and str(value).strip().casefold() == "false":
+            raise BadRow(f"{name!r} is false: the data mark the answer as bad")
+        if name in deciding and not is_empty(value):
+            raise BadRow(
+                f"{name!r} is not read, but the answer may depend on it; to read it, set "
+                f"fields = {{ input = {name!r} }} (alpaca rows); to ignore it, set "
+                f"fields = {{ ignored = {name!r} }}"
+            )
 
 
 def _turns(row: Row, names: Sequence[str]) -> tuple[Message, ...]:
     for name in names:
         if name in row:
+            _check_columns(row, DECIDING)
             messages = _conversation(row[name], repr(name))
             system = _system(row)
             if messages[0].role != "system":
@@ -255,8 +262,9 @@ def _turn(turn: object, number: int) -> Message:
     role = ROLES.get(speaker.casefold()) if isinstance(speaker, str) else None
     if role is None:
         raise BadRow(f"turn {number} has the role {speaker!r}; available: {', '.join(ROLES)}")
-    if key := next((key for key in turn if _decides(key, turn[key], DECIDING_OF_TURNS)), None):
-        raise BadRow(f"turn {number} has {key!r}, which is not read, but belongs to the turn")
+    for key in DECIDING_OF_TURNS & turn.keys():
+        if not is_empty(turn[key]):
+            raise BadRow(f"turn {number} has {key!r}, which is not read, but belongs to the turn")
     if text is None and role == "assistant":
         text = ""
     if not isinstance(text, str):
@@ -285,100 +293,6 @@ def is_empty(value: object) -> bool:
     return value is None or value in ([], {})
 
 
-def _decides(name: object, value: object, among: Collection[str]) -> bool:
-    return str(name).casefold() in among and not is_empty(value)
-
-
-def _verdict(value: object) -> bool | None:
-    """Return whether a row is marked as good; None if the value does not decide."""
-    if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.strip().casefold())
-    return value if isinstance(value, bool) else None
-
-
-def _is_harmless(name: str) -> bool:
-    # ``fields`` may ignore several columns.
-    return name.casefold() in HARMLESS or name.startswith(IGNORED)
-
-
-class _Watched(dict[str, Any]):
-    """A row that records the names of the columns that were read."""
-
-    def __init__(self, row: Row) -> None:
-        super().__init__(row)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        return super().get(name, default)
-
-
-def read_row(form: Format, row: Row) -> tuple[tuple[Message, ...], frozenset[str]]:
-    """Read the conversation of a row, and return the unread names that may matter.
-
-    These are columns, keys of turns (``messages[].key``), and turns after the last answer.
-
-    Raises
-    ------
-    BadRow
-        For a row that cannot be read or is marked as bad (:data:`VERDICTS`), and for an unread
-        column that the answer may depend on (:data:`DECIDING`).
-
-    Examples
-    --------
-    >>> row = {"id": 3, "prompt": "1 + 1?", "completion": "2", "grade": "A"}
-    >>> sorted(read_row(FORMATS["prompt-completion"], row)[1])
-    ['grade']
-    """
-    watched = _Watched(row)
-    messages = form.read(watched)
-    unread = {
-        str(name): value
-        for name, value in row.items()
-        if name not in watched.read and not is_empty(value)
-    }
-    conversation = any(
-        turns_of(row.get(name)) for name in watched.read & {"messages", *CONVERSATIONS}
-    )
-    deciding = DECIDING if conversation else DECIDING | DECIDING_OF_TEXTS
-    for name, value in unread.items():
-        folded = name.casefold()
-        if folded in VERDICTS and _verdict(value) is False:
-            raise BadRow(f"{name!r} is false: the data mark the answer as bad")
-        if _decides(name, value, deciding):
-            raise BadRow(
-                f"{name!r} is not read, but the answer may depend on it; to read it, set "
-                f"fields = {{ input = {name!r} }} (alpaca rows); to ignore it, set "
-                f"fields = {{ ignored = {name!r} }}"
-            )
-    names = {
-        name
-        for name, value in unread.items()
-        if not _is_harmless(name) and not (name.casefold() in VERDICTS and _verdict(value))
-    }
-    for name in watched.read:
-        names |= _unread_of_turns(name, row.get(name))
-    return messages, frozenset(names)
-
-
-def _unread_of_turns(name: str, value: object) -> set[str]:
-    turns = [turn for turn in turns_of(value) or [] if isinstance(turn, Mapping)]
-    names = {
-        f"{name}[].{key}"
-        for turn in turns
-        for key in turn
-        if key not in OF_A_TURN and not _is_harmless(str(key)) and not is_empty(turn[key])
-    }
-    last = str(turns[-1].get("role", turns[-1].get("from"))).casefold() if turns else ""
-    if turns and name in ("messages", *CONVERSATIONS) and ROLES.get(last) != "assistant":
-        names.add(f"turns of {name} after the last answer")
-    return names
-
-
 FORMATS: Mapping[str, Format] = {
     form.name: form
     for form in (
@@ -401,20 +315,6 @@ FORMATS: Mapping[str, Format] = {
             _alpaca,
         ),
         Format(
-            "gsm8k",
-            "question, answer that ends in '#### N'",
-            lambda row: (
-                "question" in row and isinstance(row.get("answer"), str) and "####" in row["answer"]
-            ),
-            _gsm8k,
-        ),
-        Format(
-            "math",
-            "problem, solution",
-            lambda row: "problem" in row and "solution" in row,
-            lambda row: _pair(row, [("problem", "solution")]),
-        ),
-        Format(
             "prompt-completion",
             " or ".join(f"{prompt}, {answer}" for prompt, answer in PAIRS),
             lambda row: any(prompt in row and answer in row for prompt, answer in PAIRS),
@@ -424,7 +324,7 @@ FORMATS: Mapping[str, Format] = {
             "text",
             'text, learned from its beginning (must be named: format = "text")',
             lambda row: False,
-            lambda row: (Message("assistant", _answer(row, "text")),),
+            _raw_text,
         ),
     )
 }

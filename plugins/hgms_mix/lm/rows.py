@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -30,13 +29,13 @@ from hgms_mix.lm.examples import (
 )
 from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow, Format
-from hgms_mix.lm.parts import compute_parts, concatenate_parts
+from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import PARTS, load, lock, save
+from hgms_mix.lm.store import commit, load, lock
 from hgms_mix.lm.table import Report
 from hgms_mix.lm.templates import one_answer_each
 
-VERSION = 2
+VERSION = 3
 """Version of the index format."""
 
 ANSWERS = 1000
@@ -54,10 +53,9 @@ Record = tuple[int, str, Unread]
 class Index:
     """The rows that a source selects and that have an answer, in its order.
 
-    ``rows`` are row numbers in the source (bad rows count), ``keys`` 64-bit digests of normalised
-    prompts, and ``whole`` digests of prompt and answer. ``report`` counts the skipped rows. If
-    conversations are ``split``, each answer is a row, with the number 1000 · (number of the
-    conversation) + (number of the answer).
+    ``rows`` are row numbers in the source (bad rows count), and ``keys`` 64-bit digests of
+    normalised prompts. ``report`` counts the skipped rows. If conversations are ``split``, each
+    answer is a row, with the number 1000 · (number of the conversation) + (number of the answer).
 
     Examples
     --------
@@ -69,7 +67,6 @@ class Index:
 
     rows: np.ndarray
     keys: np.ndarray
-    whole: np.ndarray
     report: Report
 
     @property
@@ -83,18 +80,6 @@ def key_of(prompt: str) -> int:
     Among n prompts, two different prompts have equal digests with probability n²/2⁶⁵.
     """
     return short_number(prompt.encode("utf-8", "surrogatepass"))
-
-
-def whole_of(example: Example) -> int:
-    """Return a 64-bit digest of a whole conversation."""
-    return key_of(
-        repr(
-            [
-                (message.role, message.text, message.context, message.learned)
-                for message in example.messages
-            ]
-        )
-    )
 
 
 def answers_of(example: Example) -> list[Example]:
@@ -111,9 +96,7 @@ def answers_of(example: Example) -> list[Example]:
     if len(parts) > ANSWERS:
         raise BadRow(f"it has {len(parts)} answers, but at most {ANSWERS} are supported")
     first = example.row * ANSWERS
-    return [
-        Example(messages, number, example.unread) for number, messages in enumerate(parts, first)
-    ]
+    return [Example(messages, number) for number, messages in enumerate(parts, first)]
 
 
 def numbered_example(
@@ -130,12 +113,7 @@ def numbered_example(
 class _Scan:
     """Read rows, and keep only the numbers of each."""
 
-    types: ClassVar[Mapping[str, str]] = {
-        "rows": "int64",
-        "keys": "int64",
-        "whole": "int64",
-        "blank": "bool",
-    }
+    types: ClassVar[Mapping[str, str]] = {"rows": "int64", "keys": "int64", "blank": "bool"}
     form: str | None
     source: Source
     split: bool = False
@@ -144,7 +122,6 @@ class _Scan:
         form = None if self.form is None else FORMATS[self.form]
         read = []
         bad = []
-        unread: set[str] = set()
         for number, place, row in rows:
             try:
                 example = example_of(row, number, form, self.source)
@@ -152,15 +129,13 @@ class _Scan:
             except BadRow as error:
                 bad.append(f"{place}: {error}")
             else:
-                read += [(one.row, key_of(one.key), whole_of(one), one.blank) for one in examples]
-                unread |= example.unread
-        columns = list(zip(*read, strict=True)) or [()] * 4
+                read += [(one.row, key_of(one.key), one.blank) for one in examples]
+        columns = list(zip(*read, strict=True)) or [()] * 3
         arrays = {
             name: np.array(column, dtype)
             for (name, dtype), column in zip(self.types.items(), columns, strict=True)
         }
-        about = {"total": len(rows), "bad": len(bad), "shown": bad[:SHOWN]}
-        return arrays, {**about, "unread": sorted(unread)}
+        return arrays, {"bad": len(bad), "shown": bad[:SHOWN]}
 
 
 def index_of(
@@ -169,7 +144,7 @@ def index_of(
     """Build the index of ``source``, or load it from ``cache_dir``.
 
     ``split``: each answer of a conversation is a row. Cost: one pass over the file, about 15 µs of
-    a core per row; memory: 25 bytes per row (on disk with ``cache_dir``), and the rows in progress.
+    a core per row; memory: 17 bytes per row (on disk with ``cache_dir``), and the rows in progress.
 
     Raises
     ------
@@ -205,12 +180,11 @@ def index_of(
         bad=facts["bad"],
         examples=len(taken),
         blank=len(taken) - len(kept),
-        unread=facts["unread"],
     )
     if len(kept) == len(arrays["rows"]) and source.shuffle_seed is None:
         # All rows are selected: the arrays stay mapped.
-        return Index(arrays["rows"], arrays["keys"], arrays["whole"], report)
-    return Index(arrays["rows"][kept], arrays["keys"][kept], arrays["whole"][kept], report)
+        return Index(arrays["rows"], arrays["keys"], report)
+    return Index(arrays["rows"][kept], arrays["keys"][kept], report)
 
 
 def _select(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.ndarray:
@@ -229,7 +203,6 @@ def _select(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.n
 def _scan_source(
     name: str, where: Place, source: Source, folder: Folder | None, split: bool
 ) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
-    working = None if folder is None else folder.path / PARTS
     with meter(f"reading {name}", "B") as bar:
 
         def watch(done: int, total: int) -> None:
@@ -239,20 +212,13 @@ def _scan_source(
         form, records = open_rows(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
         scan = _Scan(form.name if form else None, source, split)
-        parts = compute_parts(numbered, scan, folder=working)
-    total, bad = (sum(part.about[what] for part in parts) for what in ("total", "bad"))
-    check_bad(
-        where, source, form, bad, [line for part in parts for line in part.about["shown"]], total
-    )
-    leaves = {array: concatenate_parts(parts, array) for array in _Scan.types}
-    unread = sorted({column for part in parts for column in part.about["unread"]})
-    facts = {"detected": form.name if form else "", "total": total, "bad": bad, "unread": unread}
-    # Building the index of a small file is faster than loading it.
-    if folder is None or working is None or not working.is_dir():
-        return {name: leaf.tensor() for name, leaf in leaves.items()}, facts
-    stored = save(folder, leaves, _Scan.types, facts)
-    shutil.rmtree(working, ignore_errors=True)
-    return stored, facts
+        arrays, parts = compute_parts(numbered, scan, folder=folder)
+    total, bad = (sum(part[what] for part in parts) for what in ("count", "bad"))
+    check_bad(where, source, form, bad, [line for part in parts for line in part["shown"]], total)
+    facts = {"detected": form.name if form else "", "total": total, "bad": bad}
+    if folder is not None:
+        commit(folder, _Scan.types, facts, done=True)
+    return arrays, facts
 
 
 def records_at(

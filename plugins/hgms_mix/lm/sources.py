@@ -61,12 +61,11 @@ count: Any = at_least(0)
 class Source:
     """A source of rows of text: a local file, or a data set of the Hub at a pinned commit.
 
-    A column that no format reads is named in a warning, unless it is known to be harmless (``id``,
-    ``source``, ``language``, …). A row is bad if it has a column or key that changes its meaning
-    and cannot be used: ``label = false`` (the answer is marked as bad), ``tools``, ``images``, a
-    ``context`` or ``history`` outside an Alpaca row, ``tool_calls`` or ``reasoning_content`` of a
-    turn. A turn with ``"weight": 0`` (or ``"train": false``, ``"loss": false``) is excluded from
-    the loss. ``fields = { ignored = "COLUMN" }`` skips a column on purpose.
+    A row is bad if it has a column or key that changes its meaning and cannot be used: ``label =
+    false`` (the answer is marked as bad), ``tools``, ``images``, ``history``, a ``context`` outside
+    an Alpaca row, ``tool_calls`` or ``reasoning_content`` of a turn. Other columns are ignored. A
+    turn with ``"weight": 0`` (or ``"train": false``, ``"loss": false``) is excluded from the loss.
+    ``fields = { ignored = "COLUMN" }`` skips a column on purpose.
 
     A file is ``.json`` (an array of objects), ``.jsonl`` (one object per line) or ``.parquet``,
     plain, ``.gz`` or ``.zst``. The contents determine the format of JSON, so JSON lines may be

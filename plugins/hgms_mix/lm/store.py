@@ -1,51 +1,27 @@
-"""Arrays on disk: folders of the store with one NumPy file per array.
+"""Arrays on disk: folders of the store with one file of plain numbers per array.
 
-Arrays are written in pieces, so they may be larger than memory. They are memory-mapped for reading.
+Arrays are appended in parts, so they may be larger than memory. They are memory-mapped for reading.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from hgms.store import DiskError, Folder, hold_lease
 from hgms_core.errors import CheckpointError, DataError
 
-PARTS = "parts"
-"""The folder of finished parts in an entry that is in progress."""
-
-
-@final
-@frozen
-class Leaf:
-    """An array of ``count`` numbers in ``pieces``.
-
-    The pieces are recomputed on each request.
-    """
-
-    dtype: str
-    count: int
-    pieces: Callable[[], Iterator[np.ndarray]]
-
-    @classmethod
-    def of(cls, array: np.ndarray) -> Leaf:
-        return cls(str(array.dtype), len(array), lambda: iter([array]))
-
-    def tensor(self) -> Tensor:
-        """Return the whole array in memory."""
-        pieces = [np.asarray(piece, self.dtype) for piece in self.pieces()]
-        return torch.from_numpy(np.concatenate(pieces) if len(pieces) != 1 else pieces[0].copy())
+Arrays = Mapping[str, np.ndarray]
 
 
 @functools.cache
@@ -82,29 +58,38 @@ def lock(folder: Folder) -> Iterator[None]:
         yield
 
 
-def save(
-    folder: Folder, leaves: Mapping[str, Leaf], types: Mapping[str, str], facts: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """Write the arrays, then map the file into memory.
+def begin(folder: Folder, types: Mapping[str, str]) -> Mapping[str, Any]:
+    """Cut the files of an unfinished folder back to their recorded length; return the facts.
 
-    Raises
-    ------
-    DataError
-        If the folder cannot be written, or if the arrays read back differ.
+    A new, damaged or finished folder is emptied.
     """
-    write(folder, leaves, facts)
-    if (stored := load(folder, types)) is None:
-        raise DataError(
-            "cannot-write",
-            "the token cache differs from the data that was written",
-            place=(str(folder.path),),
-            hint="check the disk",
-        )
-    return stored[0]
+    with writing(folder.path.parent):
+        try:
+            manifest = folder.manifest()
+            if manifest.status == "open":
+                for name in types:
+                    folder.rewind(file_of(name))
+                return manifest.facts
+        except CheckpointError as error:
+            warn(f"the cache entry {folder.path} is recomputed: {error.message}")
+        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.path.mkdir(parents=True)
+        for name in types:
+            folder.rewind(file_of(name))
+    return {}
 
 
-def write(folder: Folder, leaves: Mapping[str, Leaf], facts: Mapping[str, Any]) -> None:
-    """Write the arrays and facts about them (JSON).
+def append(folder: Folder, types: Mapping[str, str], arrays: Arrays) -> None:
+    """Append a part of each array to its file."""
+    pieces = {name: np.asarray(arrays[name], dtype) for name, dtype in types.items()}
+    with writing(folder.path.parent):
+        folder.append({file_of(name): piece.tobytes() for name, piece in pieces.items()})
+
+
+def commit(
+    folder: Folder, types: Mapping[str, str], facts: Mapping[str, Any], *, done: bool = False
+) -> None:
+    """Record the files of the arrays, and facts about them (JSON).
 
     Raises
     ------
@@ -112,43 +97,40 @@ def write(folder: Folder, leaves: Mapping[str, Leaf], facts: Mapping[str, Any]) 
         If the folder cannot be written.
     """
     with writing(folder.path.parent):
-        for name, leaf in leaves.items():
-            folder.write(file_of(name), _serialize(leaf))
-        folder.commit(map(file_of, leaves), facts=facts, done=True)
+        folder.commit(map(file_of, types), facts=facts, done=done)
 
 
 def file_of(name: str) -> str:
     """Return the name of the file of an array."""
-    return f"{name}.npy"
+    return f"{name}.bin"
 
 
-def _serialize(leaf: Leaf) -> Iterator[bytes | memoryview]:
-    """Yield an array in NumPy's file format."""
-    head = io.BytesIO()
-    kind = np.lib.format.dtype_to_descr(np.dtype(leaf.dtype))
-    shape = {"descr": kind, "fortran_order": False, "shape": (leaf.count,)}
-    np.lib.format.write_array_header_1_0(head, shape)
-    yield head.getvalue()
-    for piece in leaf.pieces():
-        yield np.ascontiguousarray(piece, leaf.dtype).data
+def mapped(folder: Path, types: Mapping[str, str]) -> dict[str, Tensor]:
+    """Map the arrays of a folder into memory."""
+    # "c": torch requires writable arrays, and the file stays unchanged.
+    arrays: dict[str, np.ndarray] = {}
+    for name, dtype in types.items():
+        path = folder / file_of(name)
+        is_empty = path.stat().st_size == 0
+        arrays[name] = np.zeros(0, dtype) if is_empty else np.memmap(path, dtype, mode="c")
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def load(
     folder: Folder, types: Mapping[str, str]
 ) -> tuple[dict[str, Tensor], Mapping[str, Any]] | None:
-    """Map the arrays of a folder into memory, and return them with the facts about them.
+    """Map the arrays of a finished folder into memory, and return them with the facts about them.
 
-    Return None if the folder contains no arrays. Warn and return None if they are damaged. Cost:
+    Return None if the folder is not finished. Warn and return None if the files are damaged. Cost:
     one pass over the files.
     """
     try:
         manifest = folder.manifest()
-        if manifest.is_new:
+        if manifest.status != "done":
             return None
-        files = {name: folder.verified_path(file_of(name)) for name in types}
+        for name in types:
+            folder.verified_path(file_of(name))
     except CheckpointError as error:
         warn(f"the cache entry {folder.path} is recomputed: {error.message}")
         return None
-    # "c": torch requires writable arrays, and the file stays unchanged.
-    leaves = {name: torch.from_numpy(np.load(file, mmap_mode="c")) for name, file in files.items()}
-    return leaves, manifest.facts
+    return mapped(folder.path, types), manifest.facts

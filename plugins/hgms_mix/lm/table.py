@@ -5,22 +5,18 @@ On disk, the file name identifies the inputs of the table. The file is memory-ma
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, final
 
 import attrs
-import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch import Tensor
 
-from hgms.store import Digest, Folder
+from hgms.store import Digest
 from hgms_core import ConfigError, Key
 from hgms_core.errors import DataError
 from hgms_mix.lm.models import positions_of
-from hgms_mix.lm.store import PARTS, Leaf, load, lock, save
 
 
 @final
@@ -31,8 +27,7 @@ class Report:
     ``examples`` were read as requested, and ``bad`` rows of the file's ``total`` were skipped.
     ``blank`` rows have no answer to learn. ``looked`` of the other rows were tokenised. Of these,
     ``too_long`` have more than the allowed tokens and were dropped, and ``truncated`` were cut.
-    ``longest`` and ``shortest`` are in tokens, before rows were cut. ``unread`` are unread columns
-    and keys that may matter.
+    ``longest`` and ``shortest`` are in tokens, before rows were cut.
     """
 
     format: str = ""
@@ -45,7 +40,6 @@ class Report:
     truncated: int = 0
     longest: int = 0
     shortest: int = 0
-    unread: tuple[str, ...] = field(default=(), converter=tuple)  # JSON has only lists
 
 
 @final
@@ -210,19 +204,8 @@ def skipped_rows(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
     return "\n".join(["rows skipped or cut:", *lines]) if lines else ""
 
 
-def unread_columns(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:
-    """Return the message about unread columns, by part and name; empty if all were read."""
-    lines = [
-        f"  {part} {name!r}: {', '.join(map(repr, table.report.unread))}"
-        for part, tables in parts.items()
-        for name, table in tables.items()
-        if table.report.unread
-    ]
-    what = "columns that are not read (if an answer depends on one, the rows are incomplete):"
-    return "\n".join([what, *lines]) if lines else ""
-
-
-TYPES = {"tokens": "int32", "mask": "bool", "offsets": "int64", "rows": "int64"}
+TYPES = {"tokens": "int32", "mask": "bool", "lengths": "int64", "rows": "int64"}
+"""The stored arrays of a table, and their types."""
 
 
 def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -> None:
@@ -252,86 +235,7 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
         )
 
 
-def load_or_create(
-    folder: Path,
-    digest: str,
-    make: Callable[[Path], TableInPieces],
-    *,
-    keep: Callable[[Report], bool],
-) -> TokenTable:
-    """Load the table with this ``digest`` from the folder, or create it with ``make``.
-
-    ``make`` may use its folder while it runs. If two processes need one table, it is created once.
-    A table is recreated if ``keep`` rejects its report.
-
-    Raises
-    ------
-    DataError
-        If the folder cannot be written.
-    """
-    entry = Folder(folder / digest, digest)
-    parts = entry.path / PARTS
-    if (table := _load(entry)) and keep(table.report):
-        return table
-    with lock(entry):
-        # Another process may have created it during the wait.
-        if (table := _load(entry)) and keep(table.report):
-            return table
-        pieces = make(parts)
-        facts = attrs.asdict(pieces.report)
-        table = table_of(save(entry, pieces.leaves, TYPES, facts), digest, pieces.report)
-        shutil.rmtree(parts, ignore_errors=True)
-    return table
-
-
-@frozen
-class TableInPieces:
-    """A table that may be larger than memory: its arrays, in pieces, and its report."""
-
-    leaves: Mapping[str, Leaf]
-    report: Report
-
-    def table(self, digest: str) -> TokenTable:
-        """Return the table in memory."""
-        return table_of(
-            {name: leaf.tensor() for name, leaf in self.leaves.items()}, digest, self.report
-        )
-
-
 def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
-    """Build a table from these arrays, without a name and a padding token."""
-    tokens, mask, offsets, rows = (leaves[leaf] for leaf in TYPES)
-    return TokenTable("", tokens, mask, offsets, rows, digest, report=report)
-
-
-def reorder(table: TokenTable, order: Tensor, rows: int = 4096) -> TableInPieces:
-    """Reorder rows of a table, ``rows`` rows at a time."""
-    lengths = table.lengths[order]
-    count = int(lengths.sum())
-
-    def of(leaf: str) -> Leaf:
-        def pieces() -> Iterator[np.ndarray]:
-            for some in order.split(rows):
-                where, inside = table._positions(some)
-                yield getattr(table, leaf)[where[inside]].numpy()
-
-        return Leaf(TYPES[leaf], count, pieces)
-
-    leaves = {
-        "tokens": of("tokens"),
-        "mask": of("mask"),
-        "offsets": Leaf.of(offsets_of(lengths).numpy()),
-        "rows": Leaf.of(table.rows[order].numpy()),
-    }
-    return TableInPieces(leaves, table.report)
-
-
-def _load(entry: Folder) -> TokenTable | None:
-    """Map the stored table into memory.
-
-    Return None if it does not exist, or (with a warning) if it is damaged.
-    """
-    if (stored := load(entry, TYPES)) is None:
-        return None
-    leaves, facts = stored
-    return table_of(leaves, entry.key, Report(**facts))
+    """Build a table from the arrays in ``TYPES``, without a name and a padding token."""
+    tokens, mask, lengths, rows = (leaves[leaf] for leaf in TYPES)
+    return TokenTable("", tokens, mask, offsets_of(lengths), rows, digest, report=report)

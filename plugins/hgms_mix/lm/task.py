@@ -43,14 +43,7 @@ from hgms_mix.lm.rows import Index, index_of
 from hgms_mix.lm.sharding import ensure_ranks
 from hgms_mix.lm.sources import Source, check_names, mixture_shares
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import (
-    TokenTable,
-    check_fits,
-    halves_of,
-    in_halves,
-    skipped_rows,
-    unread_columns,
-)
+from hgms_mix.lm.table import TokenTable, check_fits, halves_of, in_halves, skipped_rows
 from hgms_mix.lm.templates import Template, check_template, template_for
 from hgms_mix.lm.tokens import NoRowsLeft, drawn_table, token_table
 
@@ -424,11 +417,7 @@ class SourceMixture:
         read: Mapping[str, Index | TokenTable] = pool
         if self.cache is not None:
             read = indices[0] if self.halves is None else self.tables(tokenizer)
-        messages = (
-            skipped_rows(everything),
-            unread_columns(everything),
-            overlap_warning(overlaps(*indices)),
-        )
+        messages = (skipped_rows(everything), overlap_warning(overlaps(*indices)))
         for message in filter(None, messages):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)

@@ -14,7 +14,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -26,29 +26,22 @@ from torch import Tensor
 
 from hgms import store
 from hgms.config import expand
+from hgms.store import Folder
 from hgms_core import Key
 from hgms_core.errors import DataError, Place
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.formats import FORMATS, Message
-from hgms_mix.lm.parts import Part, compute_parts, concatenate_parts
+from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.rows import Record, index_of, meter, numbered_example, records_at
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import Leaf, save, warn
-from hgms_mix.lm.table import (
-    TYPES,
-    Report,
-    TableInPieces,
-    TokenTable,
-    load_or_create,
-    reorder,
-    table_of,
-)
+from hgms_mix.lm.store import append, begin, commit, load, lock, warn
+from hgms_mix.lm.table import TYPES, Report, TokenTable, table_of
 from hgms_mix.lm.templates import Piece, Template, template_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-VERSION = 3
+VERSION = 4
 """Version of the conversion from rows to tokens.
 
 It is raised when the conversion changes, so that old cache entries are not used.
@@ -126,14 +119,26 @@ def token_table(
     folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
     make = functools.partial(_tokenise, name, source, work, pick, digest, folder, split)
     if folder is None:
-        table = make(None).table(digest)
+        table = make(None)
     else:
-        # Recreate a table that was created with a larger limit of bad rows: reading the source
-        # reports these rows.
-        table = load_or_create(
-            folder, digest, make, keep=lambda report: report.bad <= source.max_bad_rows
-        )
+        table = _load_or_create(Folder(folder / digest, digest), make)
+        if table.report.bad > source.max_bad_rows:  # created with a larger limit
+            index_of(name, source, folder, split=split)
     return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
+
+
+def _load_or_create(entry: Folder, make: Callable[[Folder], TokenTable]) -> TokenTable:
+    """Load the table in this folder, or create it.
+
+    If two processes need one table, it is created once.
+    """
+    if (stored := load(entry, TYPES)) is None:
+        with lock(entry):
+            # Another process may have created it during the wait.
+            if (stored := load(entry, TYPES)) is None:
+                return make(entry)
+    leaves, facts = stored
+    return table_of(leaves, entry.key, Report(**facts))
 
 
 def drawn_table(
@@ -261,8 +266,7 @@ class Tokenising:
         arrays = {
             "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
             "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
-            # The end of each row.
-            "offsets": np.cumsum([len(row) for row in tokens], dtype=np.int64),
+            "lengths": np.array([len(row) for row in tokens], np.int64),
             "rows": np.array([example.row for example in kept], np.int64),
         }
         return arrays, {
@@ -281,8 +285,8 @@ def _tokenise(
     digest: str,
     cache: Path | None,
     split: bool,
-    folder: Path | None,
-) -> TableInPieces:
+    folder: Folder | None,
+) -> TokenTable:
     index = index_of(name, source, cache, split=split)
     origin = (name, source.origin)
     wanted = index.rows if pick is None else pick.numpy()
@@ -295,34 +299,30 @@ def _tokenise(
         _warn_of_lengths(name, working(first)[1], len(first), working.max_length)
         records = itertools.chain(first, records)
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
-        parts = compute_parts(records, working, folder=folder, watch=bar.update)
+        leaves, parts = compute_parts(
+            records, working, folder=folder if ascending else None, watch=bar.update
+        )
     report = attrs.evolve(
         index.report,
         looked=len(numbers),
-        longest=max((part.about["longest"] for part in parts), default=0),
-        shortest=min((part.about["shortest"] for part in parts), default=0),
-        **{what: sum(part.about[what] for part in parts) for what in ("too_long", "truncated")},
+        longest=max((part["longest"] for part in parts), default=0),
+        shortest=min((part["shortest"] for part in parts), default=0),
+        **{what: sum(part[what] for part in parts) for what in ("too_long", "truncated")},
     )
-    if not sum(part.counts["rows"] for part in parts):
+    if not len(leaves["rows"]):
         raise _no_rows_error(source.where, origin, report, working.max_length, working.cut)
-    leaves = {leaf: concatenate_parts(parts, leaf) for leaf in TYPES}
-    pieces = TableInPieces(
-        {**leaves, "offsets": Leaf("int64", leaves["offsets"].count + 1, lambda: _offsets(parts))},
-        report,
-    )
-    if ascending:
-        return pieces
-    if folder is None or not folder.is_dir():
-        table = pieces.table(digest)
-    else:
-        table = table_of(
-            save(store.Folder(folder / "ascending", digest), pieces.leaves, TYPES, {}),
-            digest,
-            report,
-        )
-    present = table.rows.numpy()
-    place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
-    return reorder(table, torch.from_numpy(place[present[place] == wanted]))
+    table = table_of(leaves, digest, report)
+    if not ascending:
+        present = table.rows.numpy()
+        place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
+        order = torch.from_numpy(place[present[place] == wanted])
+        table = attrs.evolve(table.take(order), digest=digest)
+    if folder is not None:
+        if not ascending:
+            begin(folder, TYPES)
+            append(folder, TYPES, {name: getattr(table, name).numpy() for name in TYPES})
+        commit(folder, TYPES, attrs.asdict(report), done=True)
+    return table
 
 
 def _warn_of_lengths(name: str, lengths: Mapping[str, Any], rows: int, most: int) -> None:
@@ -333,14 +333,6 @@ def _warn_of_lengths(name: str, lengths: Mapping[str, Any], rows: int, most: int
             f"(the shortest has {lengths['shortest']}): increase task.max_length if these are "
             "typical"
         )
-
-
-def _offsets(parts: Sequence[Part]) -> Iterator[np.ndarray]:
-    yield np.zeros(1, np.int64)
-    before = 0
-    for part in parts:
-        yield before + part.array("offsets")
-        before += part.counts["tokens"]
 
 
 def _no_rows_error(

@@ -13,7 +13,6 @@ from support.token_tables import read, read_examples
 
 from hgms_core.errors import DataError
 from hgms_mix.lm.formats import FORMATS
-from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.tokenizers import load_tokenizer
 from hgms_mix.lm.tokens import token_table
 
@@ -31,13 +30,7 @@ ROWS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
     # Dolly
     ("alpaca", {"instruction": "Q", "context": "C", "response": "A", "category": "qa"}, CONTEXT),
     ("alpaca", {"instruction": "Q", "context": "", "response": "A"}, TURNS),
-    # LLaMA-Factory
-    (
-        "alpaca",
-        {"instruction": "Q", "input": "", "output": "A", "history": [["P", "O"]], "system": "S"},
-        [("system", "S"), ("user", "P"), ("assistant", "O"), *TURNS],
-    ),
-    ("alpaca", {"instruction": "Q", "output": "A", "history": []}, TURNS),
+    ("alpaca", {"instruction": "Q", "output": "A", "history": [], "system": "S"}, SYSTEM),
     ("sharegpt", {"conversations": FROM}, TURNS),
     ("sharegpt", {"items": [dict(reversed(turn.items())) for turn in FROM]}, TURNS),
     ("sharegpt", {"conversations": {"from": ["human", "gpt"], "value": ["Q", "A"]}}, TURNS),
@@ -54,8 +47,12 @@ ROWS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
         {"messages": turns("Q", "A", tool_calls=[], reasoning_content=None), "tools": "[]"},
         TURNS,
     ),
-    ("gsm8k", {"question": "Q", "answer": ANSWER}, [("user", "Q"), ("assistant", ANSWER)]),
-    ("math", {"problem": "Q", "solution": "A", "level": 5}, TURNS),
+    (
+        "prompt-completion",
+        {"question": "Q", "answer": ANSWER},
+        [("user", "Q"), ("assistant", ANSWER)],
+    ),
+    ("prompt-completion", {"problem": "Q", "solution": "A", "level": 5}, TURNS),
     ("prompt-completion", {"prompt": "Q", "completion": "A", "label": True}, TURNS),
     ("prompt-completion", {"question": "Q", "answer": "A"}, TURNS),
     ("prompt-completion", {"query": "Q", "response": "A"}, TURNS),
@@ -76,15 +73,12 @@ def test_every_format_is_detected_and_every_column_that_matters_is_used(
     examples, report = read("s", source_of(tmp_path / "s.json", [row]))
     assert [words(example) for example in examples] == [expected]
     assert report.format == name
-    assert report.unread in ((), ("level",))
 
 
 GOOD: dict[str, dict[str, Any]] = {
     "alpaca": {"instruction": "Q", "output": "A"},
     "sharegpt": {"items": FROM},
     "chat": {"messages": turns("Q", "A")},
-    "gsm8k": {"question": "Q", "answer": ANSWER},
-    "math": {"problem": "Q", "solution": "A"},
     "prompt-completion": {"prompt": "Q", "completion": "A"},
 }
 BAD: list[tuple[str, Any]] = [
@@ -102,7 +96,7 @@ BAD: list[tuple[str, Any]] = [
     ("chat", {"messages": turns("Q", "A", reasoning_content="R")}),
     ("chat", {"messages": turns("Q", "A", tool_calls=[{"id": 1}])}),
     ("chat", {"messages": turns("Q", "A", weight=0.5)}),
-    ("alpaca", {"instruction": "Q", "output": "A", "history": ["P"]}),
+    ("alpaca", {"instruction": "Q", "output": "A", "history": [["P", "O"]]}),
     ("chat", {"system": "T", "messages": [{"role": "system", "content": "S"}, *turns("Q", "A")]}),
     ("chat", {"system": ["S"], "messages": turns("Q", "A")}),
     # missing, empty or of another type
@@ -112,9 +106,8 @@ BAD: list[tuple[str, Any]] = [
     ("alpaca", {"instruction": "Q", "output": 7}),
     ("alpaca", {"instruction": "Q", "output": True}),
     ("alpaca", {"instruction": "Q", "input": ["x"], "output": "A"}),
-    ("gsm8k", {"question": "Q", "answer": "2"}),
-    ("gsm8k", {"question": "Q"}),
-    ("math", {}),
+    ("prompt-completion", {"question": "Q"}),
+    ("prompt-completion", {}),
     ("prompt-completion", {"prompt": "Q", "chosen": "A"}),
     ("sharegpt", {"items": "text"}),
     ("sharegpt", {"items": []}),
@@ -162,15 +155,6 @@ def test_nothing_is_learned_from_a_turn_with_the_weight_0(tmp_path: Path) -> Non
     assert read_examples("s", source_of(tmp_path / "t.jsonl", [unlearned]))[0].blank
 
 
-def test_columns_that_are_not_read_are_named_once(tmp_path: Path) -> None:
-    rows = [
-        {"messages": turns("Q", "A", mood="good"), "id": 1, "chosen": "x"},
-        {"messages": turns("Q", "A", "R"), "grade": 1, "note": ""},
-    ]
-    unread = ("chosen", "grade", "messages[].mood", "turns of messages after the last answer")
-    assert index_of("s", source_of(tmp_path / "s.jsonl", rows)).report.unread == unread
-
-
 def test_advice_for_rows_of_no_known_format_never_renames_a_column_to_itself(
     tmp_path: Path,
 ) -> None:
@@ -197,7 +181,7 @@ def test_a_column_of_another_name_is_read_and_one_is_ignored_on_purpose(tmp_path
     source = source_of(tmp_path / "own.jsonl", rows, fields=fields, max_bad_rows=1)
     examples, report = read("own", source)
     assert [words(example) for example in examples] == [TURNS]
-    assert (report.format, report.bad, report.unread) == ("prompt-completion", 1, ())
+    assert (report.format, report.bad) == ("prompt-completion", 1)
 
 
 def test_own_columns_and_a_completion_replace_every_answer_and_nothing_else(tmp_path: Path) -> None:

@@ -46,15 +46,15 @@ def test_bad_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     misnamed = source_of(tmp_path / "b.jsonl", [good], format="sharegpt", max_bad_rows=999)
     with rejects("wrong-row", "s", "path", of=DataError) as caught:
         index_of("s", misnamed)
-    assert 'format = "alpaca"' in str(caught.value.hint)
+    assert 'format = "auto"' in str(caught.value.hint)
     for bad in (evolve(source, max_bad_rows=0), evolve(source, max_bad_rows=304), misnamed):
         with rejects("wrong-row", "s", "path", of=DataError):
             index_of("s", bad)
 
 
 REAL = [
-    ("gsm8k/test", "gsm8k", 1319, 0),
-    ("math/math500", "math", 500, 0),
+    ("gsm8k/test", "prompt-completion", 1319, 0),
+    ("math/math500", "prompt-completion", 500, 0),
     ("scalebio_math_valtest/test", "sharegpt", 280, 0),
     ("code_alpaca/code_alpaca_2000", "alpaca", 2000, 2),
 ]
@@ -66,9 +66,9 @@ MORE = [
     ("gpt4_llm_cleaned/gpt4_llm_cleaned_2000", "sharegpt", 2000, 0),
     ("gpteacher_general_instruct/gpteacher_general_instruct_2000", "sharegpt", 2000, 0),
     ("gpteacher_roleplay/gpteacher_roleplay_1923", "alpaca", 1923, 0),
-    ("gsm8k/train", "gsm8k", 7473, 0),
-    ("math/train", "math", 7500, 0),
-    ("math/test", "math", 5000, 0),
+    ("gsm8k/train", "prompt-completion", 7473, 0),
+    ("math/train", "prompt-completion", 7500, 0),
+    ("math/test", "prompt-completion", 5000, 0),
     ("mathinstruct/mathinstruct_2000", "sharegpt", 2000, 0),
     ("orca_math/orca_math_2000", "sharegpt", 2000, 0),
     ("scalebio_data_tiny/train_alpaca", "alpaca", 9000, 7),

@@ -41,7 +41,7 @@ def test_a_table_is_made_once_and_then_mapped_from_its_file(tmp_path: Path, read
     plain, first, second = (table_of(source, cache_dir=folder) for folder in (None, cache, cache))
     assert same(plain, first)
     assert same(first, second)
-    (file,) = cache.glob("*/tokens.npy")
+    (file,) = cache.glob("*/tokens.bin")
     assert file.parent.name == first.digest == second.digest == plain.digest
     if sys.platform == "linux":
         assert str(file) in Path("/proc/self/maps").read_text()
@@ -92,7 +92,7 @@ def test_a_damaged_entry_is_named_and_made_anew(
     source = source_of(tmp_path / "a.jsonl", ROWS)
     cache = tmp_path / "cache"
     tables = [table_of(item, cache_dir=cache) for item in (source, evolve(source, rows=1))]
-    file, other = (cache / table.digest / "tokens.npy" for table in tables)
+    file, other = (cache / table.digest / "tokens.bin" for table in tables)
     file.write_bytes(damage(file.read_bytes(), other.read_bytes()))
     assert [same(table_of(source), table_of(source, cache_dir=cache)) for _ in "12"] == 2 * [True]
     assert reading.call_count == 2 + 2 + 1  # without the cache, and once with it

@@ -136,8 +136,8 @@ def test_a_command_says_it_in_one_message(
     assert not list(Path().rglob("report.json"))
 
 
-def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
-    """KTO's answers whose `label` is false, columns of no meaning, prompts in two sets."""
+def test_rows_left_out_and_overlaps_are_said_once() -> None:
+    """KTO's answers whose `label` is false, and prompts in two sets."""
     texts = [("GOOD" if number % 2 else "BAD", f"{number}?") for number in range(20)]
     rows = [
         {
@@ -146,8 +146,6 @@ def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
                 {"role": "assistant", "content": said},
             ],
             "label": said == "GOOD",
-            "grade": "A",
-            "note": "n",
         }
         for said, asked in texts
     ]
@@ -157,7 +155,6 @@ def test_rows_and_columns_left_out_and_overlaps_are_said_once() -> None:
         learn()
     done = right("mix", "sample", "mix.toml", "--json", sets=["task.sources.sums.max_bad_rows=10"])
     for once, part in (
-        ("columns that are not read", "\n  sources 'sums': 'grade', 'note'\n"),
         ("rows skipped or cut", "sources 'sums': 10 bad, of 20"),
         ("prompts that are in two sets", "  test 'sums' and train 'dots': 12 of 12 (100.0%)"),
     ):
