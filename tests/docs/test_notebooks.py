@@ -43,8 +43,8 @@ def execute(notebook: Any, folder: Path) -> Any:
     )
 
 
-LONG = {"cleaning", "cnn-hyperparameters"}
-"""Each takes as long as the others together, so they belong to the nightly tier."""
+LONG = {"cnn-hyperparameters"}
+"""It takes as long as the others together, so it belongs to the nightly tier."""
 
 
 @pytest.mark.nightly

@@ -31,8 +31,6 @@ RUN = [
 ]
 SLOW = {
     "compare",
-    "compare-mixtures",
-    "compare-in-python",
     "first-run",
     "hand-over",
     "tune",
@@ -41,7 +39,6 @@ SLOW = {
     "mix-data",
     "mix-methods",
     "mixture-surface",
-    "pipeline-in-python",
     "notebooks",
     "plugin-package",
     "programs",

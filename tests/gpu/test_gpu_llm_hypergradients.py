@@ -1,5 +1,5 @@
 """Which hypergradient works with which base model: every cell of the table in
-docs/how-to/run-on-gpus.md is a run here.
+docs/reference/gpu.md is a run here.
 
 A cell that is to work runs two outer steps with finite results; one that is not stops at its first
 step with a message that says what to take instead.

@@ -34,7 +34,7 @@ EXPECTED = {"cpu": (0.5, 30.0), "cuda": (0.74, 6.5)}
 The first number is the share of the time of eager steps that compilation saves. The second number
 is the seconds that compilation takes.
 
-The numbers for GPUs are measured (one H200, torch 2.11, warm cache; docs/how-to/run-on-gpus.md).
+The numbers for GPUs are measured (one H200, torch 2.11, warm cache; docs/reference/gpu.md).
 Compilation reduced a step from 95.9 ms to 24.5 ms, and took 6.5 s. Smaller steps gain more. Other
 devices use the numbers of the CPU.
 """
