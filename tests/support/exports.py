@@ -28,7 +28,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:
-    return [row for path in sorted((folder / "rows").glob("*.jsonl")) for row in lines(path)]
+    return lines(folder / "rows.jsonl")
 
 
 def write(out: Path, name: str = "chat", sets: Sequence[str] = (), **more: Any) -> Path:
@@ -37,13 +37,9 @@ def write(out: Path, name: str = "chat", sets: Sequence[str] = (), **more: Any) 
     return out
 
 
-def several_answers(marks: bool) -> Any:
+def several_answers() -> Any:
     """The sample of the chat template, with two answers in each row of the first source."""
     sample = sample_of()
     first, *others = sample.parts
     rows = [{**row, "messages": [*row["messages"], *row["messages"]]} for row in first.rows]
-    sample = evolve(sample, parts=[evolve(first, rows=rows), *others])
-    if marks:
-        marked = "{% generation %}{% endgeneration %}"
-        sample.tokenizer.chat_template = marked + sample.tokenizer.chat_template
-    return sample
+    return evolve(sample, parts=[evolve(first, rows=rows), *others])

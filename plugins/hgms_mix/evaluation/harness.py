@@ -5,25 +5,21 @@ Data are read from local files.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib.util
 import json
 import logging
 import math
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
 import attrs
 from attrs import field
 
-from hgms.config import expand
-from hgms.store import Digest, Folder, file_digest
-from hgms_core import ConfigError, HgmsError, component
-from hgms_core.errors import MissingExtra, closest
+from hgms.store import Folder, file_digest
+from hgms_core import ConfigError, component
+from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.generate import fingerprint, own_stops, prompt_cap, without_own_settings
@@ -48,34 +44,8 @@ PLACE: Final = ("evaluate", "lm_eval")
 
 TASKS: Final = (*PLACE, "tasks")
 
-FILES: Final = (".yaml", ".yml", ".py")
-"""Files that may define a task."""
-
 FEWSHOT_SEED: Final = 1234
 """The default of the harness for the order of examples in a prompt."""
-
-GENERATES: Final = "generate_until"
-"""The harness's name for generation tasks; other tasks compare choices."""
-
-
-def _check_names(_self: object, _attribute: object, value: Sequence[str]) -> None:
-    for name in value:
-        if [_short(other) for other in value].count(_short(name)) > 1:
-            raise ConfigError(
-                "duplicate-name",
-                f"two tasks have the name {_short(name)!r}, which is part of file names",
-                place=("tasks",),
-                hint="keep one of them, or rename a YAML file",
-            )
-        if name not in LOCAL and not name.endswith((".yaml", ".yml")):
-            near = closest(name, LOCAL)
-            raise ConfigError(
-                "unknown-task",
-                f"unknown task {name!r}",
-                place=("tasks",),
-                hint=f"use {', '.join(LOCAL)}, or the path of a YAML file",
-                did_you_mean=() if near is None else (near,),
-            )
 
 
 @final
@@ -83,25 +53,23 @@ def _check_names(_self: object, _attribute: object, value: Sequence[str]) -> Non
 class LmEval:
     """Tasks of the lm-eval harness, with its definitions, prompts and scores.
 
-    Use when: comparing results with other results from the harness, or running a task of the
-    harness. Avoid comparing its results with the results of ``benchmarks``: prompts, examples in
-    the prompts, and the extraction of answers differ.
+    Use when: comparing results with other results from the harness. Avoid comparing its results
+    with the results of ``benchmarks``: prompts, examples in the prompts, and the extraction of
+    answers differ.
 
     Parameters
     ----------
     tasks
         Any of "gsm8k" (five examples in the prompt), "gsm8k_cot" (eight worked examples),
         "gsm8k_cot_zeroshot" and "hendrycks_math" (all seven subjects in one task). Their data are
-        read below $HGMS_DATA, without a request to the Hub. Or paths of YAML files in the harness's
-        format, each with one task. Such a file can run code (templates, Python functions) and load
-        data and metrics from the Hub. The command must therefore allow it: ``--trust-remote-code``;
-        from Python HGMS_TRUST_REMOTE_CODE=1.
+        read below $HGMS_DATA, without a request to the Hub. For other tasks, give the tuned model
+        to the harness's own command.
     num_fewshot
         Examples in a prompt (default: set by the task).
     limit
         Number of questions, from the first (default: all).
     max_new_tokens
-        Largest number of tokens per response. Decoding is greedy for every task.
+        Largest number of tokens per response. Decoding is greedy.
     batch_size
         Prompts per batch.
     chat_template
@@ -109,10 +77,9 @@ class LmEval:
 
     Notes
     -----
-    Cost: one generation per question (for a task that compares choices: one pass per choice). A
-    task that finished with the same settings is skipped; an interrupted task restarts. A prompt
-    longer than the positions of the model loses its beginning; the results contain the number of
-    such prompts.
+    Cost: one generation per question. A task that finished with the same settings is skipped; an
+    interrupted task restarts. A prompt longer than the positions of the model loses its beginning;
+    the results contain the number of such prompts.
 
     Source: Gao et al., lm-evaluation-harness 0.4.13.
 
@@ -122,7 +89,9 @@ class LmEval:
     True
     """
 
-    tasks: tuple[str, ...] = field(validator=[not_empty, _check_names])
+    tasks: tuple[Literal["gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot", "hendrycks_math"], ...] = (
+        field(validator=not_empty)
+    )
     num_fewshot: int | None = field(default=None, validator=optional(at_least(0)))
     limit: int | None = field(default=None, validator=optional(at_least(1)))
     max_new_tokens: int = field(default=256, validator=at_least(1))
@@ -142,11 +111,7 @@ class LmEval:
                 install="pip install 'hgms[lm-eval]'",
             )
         for name in self.tasks:
-            if name in LOCAL:
-                _digests(name)
-            else:
-                with _reading(name):
-                    self._prepare(name).build_all_requests(limit=1, rank=0, world_size=1)
+            _digests(name)
 
     def run(
         self,
@@ -164,13 +129,12 @@ class LmEval:
         MissingExtra
         DataError
         ConfigError
-            As :meth:`check`; a task generates and the model has too few positions for the new
-            tokens; or a chat template is required and the tokenizer has none.
+            As :meth:`check`; the model has too few positions for the new tokens; or a chat template
+            is required and the tokenizer has none.
         CheckpointError
             The responses in the folder are from another model.
         """
-        if any(name in LOCAL or load(name).OUTPUT_TYPE == GENERATES for name in self.tasks):
-            prompt_cap(model, 1, self.max_new_tokens, (*PLACE, "max_new_tokens"))
+        prompt_cap(model, 1, self.max_new_tokens, (*PLACE, "max_new_tokens"))
         if self.chat_template and tokenizer.chat_template is None:
             raise ConfigError(
                 "not-supported",
@@ -209,13 +173,12 @@ class LmEval:
         )
         task.set_config(key="num_fewshot", value=shown)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        if task.OUTPUT_TYPE == GENERATES:
-            generation = {
-                **task.config.generation_kwargs,
-                "max_gen_toks": self.max_new_tokens,
-                "do_sample": False,
-            }
-            task.config.generation_kwargs = generation
+        generation = {
+            **task.config.generation_kwargs,
+            "max_gen_toks": self.max_new_tokens,
+            "do_sample": False,
+        }
+        task.config.generation_kwargs = generation
         return task
 
     def _task(
@@ -260,34 +223,24 @@ class LmEval:
             )
         samples = json.loads(json.dumps(done["samples"][name], default=handle_non_serializable))
         records.write(
-            folder / f"lm-eval.{_short(name)}.samples.jsonl",
-            [_sample(sample) for sample in samples],
+            folder / f"lm-eval.{name}.samples.jsonl", [_sample(sample) for sample in samples]
         )
-        results = summary(_short(name), samples, done["results"][name])
-        if task.OUTPUT_TYPE == GENERATES:
-            room = lm.max_length - self.max_new_tokens
-            prompts = {sample["doc_id"]: sample["arguments"][0][0] for sample in samples}
-            cut = sum(len(lm.tok_encode(prompt)) > room for prompt in prompts.values())
-            if cut:
-                report(f"lm-eval: {cut} of {len(prompts)} prompts cut to their last {room} tokens")
-            results = {key: {**result, "prompts_truncated": cut} for key, result in results.items()}
-        return results
+        results = summary(name, samples, done["results"][name])
+        room = lm.max_length - self.max_new_tokens
+        prompts = {sample["doc_id"]: sample["arguments"][0][0] for sample in samples}
+        cut = sum(len(lm.tok_encode(prompt)) > room for prompt in prompts.values())
+        if cut:
+            report(f"lm-eval: {cut} of {len(prompts)} prompts cut to their last {room} tokens")
+        return {key: {**result, "prompts_truncated": cut} for key, result in results.items()}
 
 
 def load(name: str) -> Any:
-    """Load a task: the harness's definition with local data files, or a user-written task file."""
+    """Load the harness's definition of a task, with local data files."""
     import lm_eval.tasks
     from lm_eval.api.task import ConfigurableTask
-    from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
 
     _quietly()
-    if name not in LOCAL:
-        with _reading(name):
-            (task,) = (
-                TaskManager(include_defaults=False).load([str(_task_file(name))])["tasks"].values()
-            )
-            return task
     definition, files = LOCAL[name]
     table = {
         **load_yaml(Path(str(lm_eval.tasks.__file__)).parent / definition),
@@ -295,23 +248,6 @@ def load(name: str) -> Any:
         "dataset_name": None,
     }
     return ConfigurableTask(config={**table, "custom_dataset": lambda **_: _dataset(files)})
-
-
-@contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Convert any exception of the harness about a user-written task file into one ConfigError."""
-    try:
-        yield
-    except HgmsError:
-        raise
-    except Exception as error:
-        why = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            "wrong-format",
-            f"lm-eval cannot use the task file {name}: {type(error).__name__}: {why}",
-            place=TASKS,
-            hint="write one task per file, with paths relative to the current folder",
-        ) from error
 
 
 def summary(
@@ -346,19 +282,14 @@ def summary(
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a sample to a row of the file of samples.
-
-    A task that compares choices has a list of responses, one per choice.
-    """
-    responses = [response for (response, *_) in sample["resps"]]
-    answers = sample["filtered_resps"]
+    """Convert a sample to a row of the file of samples."""
     return {
         "id": sample["doc_id"],
         "filter": sample["filter"],
         "prompt": sample["arguments"][0][0],
         "target": str(sample["target"]),
-        "response": responses[0] if len(responses) == 1 else responses,
-        "answer": answers[0] if len(answers) == 1 else answers,
+        "response": sample["resps"][0][0],
+        "answer": sample["filtered_resps"][0],
         **{metric: sample[metric] for metric in sample["metrics"]},
     }
 
@@ -375,44 +306,8 @@ def _dataset(files: Mapping[str, str]) -> Any:
 
 
 def _digests(name: str) -> dict[str, str]:
-    """Return the digests of a task's inputs.
-
-    For a built-in task, these are its files. For a user-written task, these are all YAML and Python
-    files of its folder (it may include them) and the loaded rows.
-    """
-    if name in LOCAL:
-        return {
-            file: file_digest(questions.data_path(file, TASKS)) for file in LOCAL[name][1].values()
-        }
-    rows = Digest()
-    for split, table in load(name).dataset.items():
-        for row in table:
-            rows.add(json.dumps([split, row], default=str))
-    files = sorted(_task_file(name).parent.iterdir())
-    code = {file.name: file_digest(file) for file in files if file.suffix in FILES}
-    return {**code, "rows": rows.text}
-
-
-def _task_file(name: str) -> Path:
-    """Return the path of a user-written task file, if the user allows it.
-
-    The harness renders its templates outside any sandbox.
-    """
-    path = expand(name, TASKS)
-    if not path.is_file():
-        raise ConfigError("missing-file", f"there is no task file {name!r}", place=TASKS)
-    if os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
-        raise ConfigError(
-            "untrusted-code",
-            f"the task file {name!r} can run code in its templates and functions",
-            place=TASKS,
-            hint="read it first; then add --trust-remote-code to the command",
-        )
-    return path.resolve()
-
-
-def _short(name: str) -> str:
-    return name if name in LOCAL else re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).stem)
+    """Return the digests of the files of a task."""
+    return {file: file_digest(questions.data_path(file, TASKS)) for file in LOCAL[name][1].values()}
 
 
 def _quietly() -> None:

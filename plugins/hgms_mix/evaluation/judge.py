@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 from urllib.parse import urlsplit
@@ -15,9 +14,8 @@ from attrs import field, frozen
 from hgms.store import json_digest
 from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra
-from hgms_core.torch_errors import first_line
 from hgms_core.validators import at_least, greater_than, not_empty, optional
-from hgms_mix.evaluation.questions import PROMPTS, REFERENCES, JudgePrompt, Question
+from hgms_mix.evaluation.questions import REFERENCES, JudgePrompt, Question
 
 OWN_HOST = "api.openai.com"
 OWN_KEY = "OPENAI_API_KEY"
@@ -193,35 +191,10 @@ def messages(
     else:
         values |= {f"question_{place}": text for place, text in enumerate(question.turns, 1)}
         values |= {f"answer_{place}": text for place, text in enumerate(answers, 1)}
-    user = _fill(name, prompts[name].template, values)
+    # Only these fields are replaced: a format string of a file could read attributes.
+    fields = "|".join(map(re.escape, values))
+    user = re.sub(rf"\{{({fields})\}}", lambda match: values[match[1]], prompts[name].template)
     return [{"role": "system", "content": prompts[name].system}, {"role": "user", "content": user}]
-
-
-def _fill(name: str, template: str, values: Mapping[str, str]) -> str:
-    """Fill the fields of a template from a file; reject attributes, items and widths of fields."""
-    parts = []
-    try:
-        for text, key, layout, conversion in string.Formatter().parse(template):
-            parts.append(text)
-            if key is None:
-                continue
-            if key not in values or layout or conversion:
-                raise ConfigError(
-                    "wrong-format",
-                    f"the judge prompt {name!r} has the unknown field "
-                    f"{{{key[:40]}{layout and ':…'}}}",
-                    place=(PROMPTS, name),
-                    hint=f"use the fields {', '.join(values)}; write a literal brace twice",
-                )
-            parts.append(values[key])
-    except ValueError as error:
-        raise ConfigError(
-            "wrong-format",
-            f"the judge prompt {name!r} is not a template: {first_line(error)}",
-            place=(PROMPTS, name),
-            hint="write a literal brace twice",
-        ) from None
-    return "".join(parts)
 
 
 @frozen

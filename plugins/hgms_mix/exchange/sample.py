@@ -6,10 +6,8 @@ It contains the rows by source, the weights, and the settings of the training.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -28,11 +26,10 @@ class Part:
     """A source with rows in the sample.
 
     It has the learned ``weight``, the rows (as in ``rows.jsonl.gz``) and the number of rows
-    available for drawing. ``stem`` is its name in file names.
+    available for drawing.
     """
 
     name: str
-    stem: str
     weight: float
     rows: Sequence[Row]
     available: int
@@ -86,15 +83,6 @@ class Sampled:
         """Whether the model's own chat template writes the turns; a trainer must also use it."""
         return bool(self.config.task.template == "model")
 
-    @functools.cached_property
-    def turns(self) -> int:
-        """The largest number of learned answers in a row."""
-        return max(
-            sum(turn["role"] == "assistant" and is_learned(turn) for turn in row["messages"])
-            for part in self.parts
-            for row in part.rows
-        )
-
     def pieces_of(self, part: Part) -> list[list[tuple[str, bool]]]:
         """Return each row of ``part`` as the template writes it.
 
@@ -118,18 +106,6 @@ class Sampled:
             ]
             for chat in chats
         ]
-
-    def pair(self, pieces: Sequence[tuple[str, bool]]) -> tuple[str, str]:
-        """Return prompt and last answer of a row, without the start mark."""
-        last = 1 + max(
-            (number for number, (_, learned) in enumerate(pieces) if not learned), default=-1
-        )
-        prompt, answer = (
-            "".join(text for text, _ in side) for side in (pieces[:last], pieces[last:])
-        )
-        if self.tokenizer.bos_token:
-            prompt = prompt.removeprefix(self.tokenizer.bos_token)
-        return prompt, answer
 
 
 def is_learned(turn: Mapping[str, Any]) -> bool:
@@ -174,12 +150,10 @@ def load_sample(
     by_source = dict[str, list[Row]]()
     for row in read_rows(rows):
         by_source.setdefault(row["source"], []).append(row)
-    stems = stems_of(sorted(by_source))
     total = float(sum(facts["weights"].values()))
     parts = [
         Part(
             name=name,
-            stem=stems[name],
             weight=float(facts["weights"][name]) / total,
             rows=by_source[name],
             available=facts["capacity"][name],
@@ -229,22 +203,3 @@ def _finished_sample(folder: Path, config: MixConfig, how: str) -> Folder:
         )
     _, path, manifest = max(same, key=lambda each: each[0])
     return Folder(path, manifest.key)
-
-
-def stems_of(names: Iterable[str]) -> dict[str, str]:
-    """Return parts of file names for sources that every trainer can read.
-
-    Some trainers interpret commas, colons and #.
-
-    Examples
-    --------
-    >>> stems_of(["code", "a,b", "a b"])
-    {'code': 'code', 'a,b': 'a-b', 'a b': 'a-b-2'}
-    """
-    stems: dict[str, str] = {}
-    for name in names:
-        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "source"
-        taken = {other.casefold() for other in stems.values()}
-        numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        stems[name] = next(other for other in numbered if other.casefold() not in taken)
-    return stems

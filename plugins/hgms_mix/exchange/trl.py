@@ -1,10 +1,11 @@
-"""TRL's files: rows per source, and the configuration of ``trl sft``."""
+"""TRL's files: the rows, and the configuration of ``trl sft``."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +25,20 @@ OLDER = (
     "`gradient_checkpointing`."
 )
 ON_A_CPU = f"Without a GPU, trl requires two options: `{COMMAND} --use_cpu true --bf16 false`."
-ONLY_LAST = "In rows with several answers, this export learns only the last; `hgms mix` learns all."
+ROWS = "rows.jsonl"
 
 
 def write(sample: Sampled, folder: Path) -> list[str]:
     """Write the rows and ``sft.yaml``, and return notes for the user."""
     import yaml  # type: ignore[import-untyped]
 
-    masks = sample.chat and sample.turns > 1 and _masks_answers(sample)
-    rows = {part.name: list(_rows(sample, part, masks)) for part in sample.parts}
-    count = sum(map(len, rows.values()))
-    data = [
-        {
-            "path": "json",
-            "data_files": _write_rows(folder, part, rows[part.name]),
-            "fraction": len(rows[part.name]) / count,
-        }
-        for part in sample.parts
-    ]
+    rows = [row for part in sample.parts for row in _rows(sample, part)]
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    replace_file(folder / ROWS, "".join(lines).encode())
     table = {
         "model_name_or_path": model_name(sample),
-        "datasets": data,
-        "assistant_only_loss" if masks else "completion_only_loss": True,
+        "datasets": [{"path": "json", "data_files": ROWS}],
+        "completion_only_loss": True,
         "max_length": sample.config.task.max_length,
         **_arguments(sample),
         **_adapter(sample),
@@ -54,58 +47,44 @@ def write(sample: Sampled, folder: Path) -> list[str]:
     text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True, width=120)
     replace_file(folder / "sft.yaml", f"# {COMMAND}, in this folder\n{text}".encode())
     notes = [ON_A_CPU, OLDER]
-    if not sample.chat and sample.turns > 1:
-        notes.append(ONLY_LAST)
-    if count > sample.size:
+    if len(rows) > sample.size:
         notes.append(
-            "TRL learns several answers of a row only if the chat template marks them with "
-            f"`{{% generation %}}`. Here each answer is a row: {count} for the {sample.size} of "
-            "the sample."
+            f"Each learned answer is a row: {len(rows)} for the {sample.size} of the sample."
         )
     return notes
 
 
-def _masks_answers(sample: Sampled) -> bool:
-    """Return whether TRL learns all assistant turns, and all should be learned.
+def _rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
+    """Yield a row of TRL per learned answer: its prompt, and the answer.
 
-    TRL detects these turns by marks of the chat template, and adds the marks only to a few
-    templates.
-    """
-    template = sample.tokenizer.chat_template
-    text = template["default"] if isinstance(template, dict) else template
-    return bool(re.search(r"\{%-?\s*generation\s*-?%\}", text)) and all(
-        is_learned(turn) for part in sample.parts for row in part.rows for turn in row["messages"]
-    )
-
-
-def _rows(sample: Sampled, part: Part, masks: bool) -> Iterator[dict[str, Any]]:
-    """Yield TRL's types of rows.
-
-    With a named template: the texts of prompt and last answer, as in reweighting. With a chat
-    template: conversations if TRL masks prompts, else a row of turns per learned answer.
+    With a named template these are texts, as in reweighting; with a chat template, turns.
     """
     if not sample.chat:
         for pieces in sample.pieces_of(part):
-            prompt, completion = sample.pair(pieces)
-            yield {"prompt": prompt, "completion": completion}
+            for prompt, completion in answers_in(pieces, sample.tokenizer.bos_token or ""):
+                yield {"prompt": prompt, "completion": completion}
         return
     for row in part.rows:
         turns = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
-        if masks:
-            yield {"messages": turns}
-            continue
         for number, turn in enumerate(row["messages"]):
             if turn["role"] == "assistant" and is_learned(turn):
                 yield {"prompt": turns[:number], "completion": [turns[number]]}
 
 
-def _write_rows(folder: Path, part: Part, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Write the rows to a file, and return its path relative to ``folder``."""
-    lines = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    path = folder / "rows" / f"{part.stem}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, lines.encode())
-    return path.relative_to(folder).as_posix()
+def answers_in(pieces: Sequence[tuple[str, bool]], start: str) -> Iterator[tuple[str, str]]:
+    """Yield each learned answer of a row after its prompt, without the ``start`` mark.
+
+    Examples
+    --------
+    >>> list(answers_in([("Q", False), ("A", True), (".", True), ("R", False), ("B", True)], ""))
+    [('Q', 'A.'), ('QA.R', 'B')]
+    """
+    text = ""
+    for learned, run in itertools.groupby(pieces, key=lambda piece: piece[1]):
+        part = "".join(text for text, _ in run)
+        if learned:
+            yield text.removeprefix(start), part
+        text += part
 
 
 def model_name(sample: Sampled) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import platform
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Literal, final
 
@@ -20,7 +19,6 @@ from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm.files import without_expansion
 from hgms_mix.lm.hub import may_run_code, resolve_name, transformers_quietly, untrusted_code
 from hgms_mix.lm.sharding import ensure_ranks, shard_model
-from hgms_mix.lm.store import warn
 
 MODEL = ("task", "model")
 """The place of a model in the configuration."""
@@ -182,11 +180,6 @@ class BaseModel:
                 hint="remove quantize",
             )
         weights = self._weights(device, dtype)
-        if device.type == "cpu" and weights == torch.bfloat16 and not computes_bfloat16():
-            warn(
-                "this processor has no instructions for bfloat16, so the model takes several times "
-                'as long as in float32: set task.model.dtype = "float32" if it fits into memory'
-            )
         return self._load(device, weights, vocabulary)
 
     def load_sharded(
@@ -318,16 +311,6 @@ def positions_of(model: Any) -> int | None:
     """Return the largest number of tokens of a row; None if the model has no limit."""
     most: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return most
-
-
-def computes_bfloat16() -> bool:
-    """Return whether the CPU has bfloat16 instructions; True if that is unknown."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return True
-    # Names of torch that later versions may lack.
-    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    known = [getattr(torch.cpu, name)() for name in tests if hasattr(torch.cpu, name)]
-    return any(known) or not known
 
 
 def _contents(spec: str, place: Place) -> dict[str, str]:

@@ -200,41 +200,32 @@ def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -
     the place of their table.
     """
     seen: dict[str, str] = {}
-    for number, name in enumerate(names):
-        folded = name.strip().casefold()
-        if not folded:
+    for name in names:
+        if not name.strip() or not name.isprintable() or set(name) & set("/\\"):
             raise ConfigError(
                 "wrong-value",
-                f"the name {name!r} of a {what} is empty",
+                f"the name {name[:80]!r} of a {what} is empty or contains a slash or control "
+                "characters",
                 place=place,
-                hint="use a different name for each: names connect weights and data",
-            )
-        if bad := next((mark for mark in name if mark in "/\\" or not mark.isprintable()), ""):
-            raise ConfigError(
-                "wrong-value",
-                f"the name {name[:80]!r} of a {what} contains {bad!r}",
-                place=place,
-                hint="remove the character: names of files include the name",
+                hint="use a different name for each: names of files include it",
             )
         if len(name.encode()) > LONGEST_NAME:
             raise ConfigError(
                 "wrong-length",
-                f"the name {name[:40]!r}… of a {what} has {len(name.encode())} bytes; the "
-                f"maximum is {LONGEST_NAME}",
+                f"the name {name[:40]!r}… of a {what} has more than {LONGEST_NAME} bytes",
                 place=place,
                 hint="use a shorter name: names of files include it",
             )
-        other = seen.setdefault(folded, name)
-        if len(seen) <= number:
-            differ = (
-                f"the names {other!r} and {name!r} of two {what}s differ only in case or spaces"
-            )
+        folded = name.strip().casefold()
+        if folded in seen:
             raise ConfigError(
                 "duplicate-name",
-                f"two {what}s have the name {name!r}" if other == name else differ,
+                f"two {what}s have the names {seen[folded]!r} and {name!r}, which are equal or "
+                "differ only in case or spaces",
                 place=place,
                 hint="rename one of them: names connect weights and data",
             )
+        seen[folded] = name
 
 
 def mixture_shares(

@@ -47,7 +47,6 @@ VERSION = 4
 It is raised when the conversion changes, so that old cache entries are not used.
 """
 
-PROBED = 16
 PROBED_LENGTHS = 256
 """Rows whose lengths are checked before all rows are tokenised."""
 TooLong = Literal["drop", "truncate"]
@@ -391,7 +390,7 @@ def encode(
     if not _separable(tokenizer):
         return _encode_whole(rows, tokenizer, template)
     texts = list(dict.fromkeys(text for row in rows for text, _ in row if isinstance(text, str)))
-    known = dict(zip(texts, _ids(texts, tokenizer, template) if texts else [], strict=True))
+    known = dict(zip(texts, _ids(texts, tokenizer, template), strict=True))
     encoded = []
     for row in rows:
         parts = [(known[text] if isinstance(text, str) else [text], learn) for text, learn in row]
@@ -407,31 +406,17 @@ def encode(
 def _ids(
     texts: list[str], tokenizer: PreTrainedTokenizerBase, template: Template
 ) -> list[list[int]]:
-    options: Any = {
-        "return_attention_mask": False,
-        "return_token_type_ids": False,
-        "verbose": False,
-    }
-
-    def usual(some: list[str]) -> list[list[int]]:
-        encoded = tokenizer(
-            some, add_special_tokens=False, split_special_tokens=not template.specials, **options
-        )
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
-
-    # Tokenise without offsets, which take a third of the time. Classes that add tokens need the
-    # usual call.
-    expected = usual(texts[:PROBED])
-    if not tokenizer.is_fast:
-        return expected + usual(texts[PROBED:])
-    ids = [
-        encoding.ids
-        for encoding in tokenizer.backend_tokenizer.encode_batch_fast(
-            texts, add_special_tokens=False
-        )
-    ]
-    return ids if ids[:PROBED] == expected else usual(texts)
+    if not texts:
+        return []
+    ids: list[list[int]] = tokenizer(
+        texts,
+        add_special_tokens=False,
+        split_special_tokens=not template.specials,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )["input_ids"]
+    return ids
 
 
 def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -141,10 +141,9 @@ def reweight(
         )
     weights = weights_of(result.records[-1])
     if not before:
-        log_steps(result.records, log)
         for remark in result.summary.get("remarks") or []:
             log(f"  note: {remark}")
-        log_weights(weights, log)
+        log(f"  weights: {', '.join(f'{name} {share:.3f}' for name, share in weights.items())}")
     facts = {
         "weights": weights,
         "method": config.method_name,
@@ -188,29 +187,3 @@ def weights_of(record: Mapping[str, Any]) -> dict[str, float]:
         for key, value in record.items()
         if key.startswith("weight.")
     }
-
-
-SHOWN_WEIGHTS = 12
-"""Number of weights printed before the later stages; the final table contains all weights."""
-
-
-def log_weights(weights: Mapping[str, float], log: Log) -> None:
-    """Print the largest weights immediately, because later stages may take hours."""
-    largest = sorted(weights.items(), key=lambda item: -item[1])[:SHOWN_WEIGHTS]
-    rest = len(weights) - len(largest)
-    more = f", and {rest} smaller ones" if rest else ""
-    log(f"  weights: {', '.join(f'{name} {weight:.3f}' for name, weight in largest)}{more}")
-
-
-def log_steps(records: list[dict[str, Any]], log: Log) -> None:
-    """Print the cost of a step, if the problem counts tokens."""
-    if steps := [row for row in records if "step_forward_tokens" in row]:
-        forward, backward = (
-            sum(row.get(f"step_{way}_tokens", 0) for row in steps) / len(steps)
-            for way in ("forward", "backward")
-        )
-        seconds = records[-1]["seconds"] / len(steps)
-        log(
-            f"  an outer step: {forward:,.0f} tokens forward, {backward:,.0f} backward, "
-            f"{seconds:.3g} s"
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import random
 import shutil
@@ -96,8 +95,7 @@ def train(
             pad=0 if tokenizer is None else tokenizer.pad_token_id,
             callback=_follow(progress),
         )
-        with without_missing_keys():
-            trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
     step = trainer.state.global_step
     steps = trainer.state.max_steps
     if step < steps:
@@ -306,24 +304,6 @@ def without_peft_warnings() -> Iterator[None]:
             "ignore", r".*checkpointing.* is deprecated and will be removed in v6", FutureWarning
         )
         yield
-
-
-@contextlib.contextmanager
-def without_missing_keys() -> Iterator[None]:
-    """Suppress Trainer's warning about missing keys in a checkpoint.
-
-    Checksums protect the files; missing keys are other names of saved tensors (tied weights).
-    """
-
-    def matters(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("There were missing keys")
-
-    logger = logging.getLogger("transformers.trainer")
-    logger.addFilter(matters)
-    try:
-        yield
-    finally:
-        logger.removeFilter(matters)
 
 
 @contextlib.contextmanager

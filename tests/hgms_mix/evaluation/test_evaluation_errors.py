@@ -69,13 +69,11 @@ def test_without_a_path_a_benchmark_is_looked_for_below_the_variable(
         place("math", None)
 
 
-@pytest.mark.parametrize(
-    "template", ["{question} {key}", "{question:>9}", "{question!r}", "{question.turns}", "{", "}"]
-)
-def test_a_prompt_of_the_judge_has_its_own_fields_only(template: str) -> None:
-    prompts = {"single-v1": JudgePrompt("S", template)}
-    with rejects("wrong-format", "judge_prompts.jsonl", "single-v1", of=ConfigError):
-        messages(prompts, Question(1, ("q",)), ["a"], 1)
+def test_a_prompt_of_the_judge_has_its_own_fields_only() -> None:
+    """Other text in braces stays as it is, also in the question."""
+    prompts = {"single-v1": JudgePrompt("S", "{question} {key} {question.turns} {answer}")}
+    _, user = messages(prompts, Question(1, ("q {answer}",)), ["a"], 1)
+    assert user["content"] == "q {answer} {key} {question.turns} a"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""lm-eval beside our evaluation: the same greedy texts, its own tasks on local files, and where
-the two checkers differ.
-"""
+"""lm-eval beside our evaluation: its own tasks on local files."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from support.source_files import lines
 from hgms_core import ConfigError
 from hgms_core.errors import DataError
 from hgms_mix.evaluation import Evaluate, LmEval, harness
-from hgms_mix.lm import BaseModel, Message, prompt_tokens, template_for
+from hgms_mix.lm import BaseModel
 
 pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 needs_harness = pytest.mark.skipif(
@@ -40,20 +38,6 @@ MATH = [
     {"problem": "Which interval?", "solution": r"So $x \in \boxed{[2,5)}$.", "subject": "Algebra"},
 ]
 
-DATA = """
-task: own
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: "{source}"}}, cache_dir: "{cache}"}}
-test_split: test
-doc_to_text: "{{{{asked}}}}"
-"""
-OWN = """
-output_type: generate_until
-doc_to_target: "{{known}}"
-generation_kwargs: {until: ["<never>"]}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
-"""
-
 
 @pytest.fixture(autouse=True)
 def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -64,8 +48,6 @@ def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for split in ("train", "test"):
             lines(folder / name / f"{split}.jsonl.gz", rows)
     monkeypatch.setenv("HGMS_DATA", str(folder))
-    # task files of one's own are allowed, but where a test takes that away
-    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
     return folder
 
 
@@ -76,36 +58,6 @@ def small() -> tuple[Any, Any]:
     base = BaseModel(config=config, tokenizer="bytes", dtype="float32")
     tokenizer = base.load_tokenizer()
     return base.load(torch.device("cpu"), torch.float32, len(tokenizer)), tokenizer
-
-
-def own_task(folder: Path, kind: str, rows: list[dict[str, Any]], data: str = DATA) -> str:
-    """The path of a task file of one's own over these rows."""
-    source = lines(folder / "asked.jsonl", rows)
-    (folder / "own.yaml").write_text(data.format(source=source, cache=folder / "cache") + kind)
-    return str(folder / "own.yaml")
-
-
-@needs_harness
-def test_it_generates_what_our_stage_generates_and_counts_prompts_that_lose_their_beginning(
-    small: tuple[Any, Any], tmp_path: Path
-) -> None:
-    """A task file of one's own with the prompt of our stage: token for token the same greedy
-    answers.
-    """
-    tokenizer = small[1]
-    ours = Evaluate(benchmarks=("gsm8k",), template="plain", max_new_tokens=12, judge=None)
-    ours.run(*small, tmp_path / "ours")
-    form = template_for("plain", tokenizer)
-    asked = [Message("user", row["question"] + "\n" + ours.instruction) for row in GSM8K]
-    texts = [tokenizer.decode(prompt_tokens([one], tokenizer, form)) for one in asked]
-    rows = [{"asked": text, "known": "42"} for text in [*texts, "x" * 1196]]
-    stage = LmEval(tasks=(own_task(tmp_path, OWN, rows),), max_new_tokens=12, batch_size=2)
-    results = stage.run(*small, tmp_path / "theirs", print)
-    samples = {row["id"]: row for row in read(tmp_path / "theirs" / "lm-eval.own.samples.jsonl")}
-    answers = {row["id"]: row["text"] for row in read(tmp_path / "ours" / "gsm8k.answers.jsonl")}
-    assert {i: samples[i]["response"].strip() for i in range(3)} == answers
-    result = results["lm-eval own exact_match"]
-    assert (result["n"], result["prompts_truncated"]) == (4, 1)  # bytes are tokens; 1,200 positions
 
 
 @needs_harness
@@ -139,31 +91,12 @@ def test_figures_are_shares_with_intervals_only_where_they_are_means_of_zeros_an
 
 
 @needs_harness
-def test_data_and_task_files_that_cannot_be_used_are_refused_before_a_model_is_trained(
-    below: Path, tmp_path: Path
-) -> None:
+def test_data_that_are_missing_are_refused_before_a_model_is_trained(below: Path) -> None:
     (below / "math" / "train.jsonl.gz").unlink()
     with rejects("missing-file", *TASKS, of=DataError):
         LmEval(tasks=("hendrycks_math",)).check()
-    wrong = DATA.replace("asked", "askd")
-    path = own_task(tmp_path, OWN, [{"asked": "2 + 2?", "known": "4"}], wrong)
-    with rejects("wrong-format", *TASKS, of=ConfigError):
-        LmEval(tasks=(path,)).check()
 
 
-@needs_harness
-def test_a_task_file_runs_no_code_unless_the_command_allows_it(
-    small: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HGMS_TRUST_REMOTE_CODE")
-    attacked = tmp_path / "attacked"
-    attack = f"cycler.__init__.__globals__.os.makedirs('{attacked}', exist_ok=True)"
-    data = DATA.replace("asked", attack)
-    stage = LmEval(tasks=(own_task(tmp_path, OWN, [{"asked": "2?", "known": "4"}], data),))
-    for refused in (stage.check, lambda: stage.run(*small, tmp_path / "out", print)):
-        with rejects("untrusted-code", *TASKS, of=ConfigError):
-            refused()
-    assert not attacked.exists()
-    monkeypatch.setenv("HGMS_TRUST_REMOTE_CODE", "1")
-    stage.check()
-    assert attacked.exists()  # so it was an attack
+def test_an_unknown_task_is_refused() -> None:
+    with rejects("unknown-choice", "tasks", 0, of=ConfigError):
+        LmEval(tasks=("gsm9k",))  # type: ignore[arg-type]

@@ -7,13 +7,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from support.exports import lines, rows_in, sample_of, write
+from support.exports import rows_in, sample_of, write
 from support.helpers import rejects
 
 from hgms_mix.exchange.folder import FILES
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
 
 
 def texts_of(folder: Path) -> Counter[str]:
@@ -32,10 +32,6 @@ def test_an_export_holds_the_sample_with_its_shares(here: Path, tmp_path: Path) 
     assert all((out / name).exists() for name in FILES)
     turns = (row["messages"] for part in sample_of().parts for row in part.rows)
     assert texts_of(out) == Counter("|".join(turn["content"] for turn in row) for row in turns)
-    counts = {len(lines(path)) for path in (out / "rows").glob("*.jsonl")}
-    assert counts == {21, 9}
-    data = yaml.safe_load((out / "sft.yaml").read_text())["datasets"]
-    assert [part["fraction"] for part in data] == [0.7, 0.3]
 
 
 def test_an_export_appears_when_it_is_complete(
@@ -43,7 +39,7 @@ def test_an_export_appears_when_it_is_complete(
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (tmp_path / ".out.part" / "rows").mkdir(parents=True)  # of one that was killed
+    (tmp_path / ".out.part").mkdir()  # of one that was killed
     with monkeypatch.context() as patch:
         patch.setattr("hgms_mix.exchange.folder.readme", Mock(side_effect=KeyError))
         with pytest.raises(KeyError):
@@ -67,17 +63,16 @@ def test_a_named_template_is_written_into_the_rows_as_the_mix_tokenised_them(
     def ids(text: str) -> list[int]:
         return sample.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    for part in sample.parts:
-        table = tables[part.name]
-        rows = [table.row(table.places[row["row"]]) for row in part.rows]
-        assert [
-            [
-                (token, learned)
-                for text, learned in ((row["prompt"], False), (row["completion"], True))
-                for token in ids(text)
-            ]
-            for row in lines(out / "rows" / f"{part.stem}.jsonl")
-        ] == [list(zip(tokens.tolist(), mask.tolist(), strict=True)) for tokens, mask in rows]
+    kept = [(tables[part.name], row["row"]) for part in sample.parts for row in part.rows]
+    rows = [table.row(table.places[row]) for table, row in kept]
+    assert [
+        [
+            (token, learned)
+            for text, learned in ((row["prompt"], False), (row["completion"], True))
+            for token in ids(text)
+        ]
+        for row in rows_in(out)
+    ] == [list(zip(tokens.tolist(), mask.tolist(), strict=True)) for tokens, mask in rows]
 
 
 def test_a_place_that_is_taken_is_rejected(here: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.helpers import rejects
 from hgms.store import Folder, read_manifest
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
+from hgms_mix.exchange.trl import answers_in
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -27,7 +28,7 @@ def test_a_row_of_alpaca_is_a_prompt_and_an_answer_with_its_end_mark(here: Path)
     for part in sample.parts:
         for row, pieces in zip(part.rows, sample.pieces_of(part), strict=True):
             asked, answer = (turn["content"] for turn in row["messages"])
-            prompt, ended = sample.pair(pieces)
+            ((prompt, ended),) = answers_in(pieces, "")
             assert f"### Instruction:\n{asked}\n\n### Response:\n" in prompt
             assert ended == f"{answer}{sample.tokenizer.eos_token}"
 

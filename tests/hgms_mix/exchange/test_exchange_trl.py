@@ -6,46 +6,31 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.exports import lines, rows_in, several_answers, write
+from support.exports import rows_in, several_answers, write
 
 from hgms_mix.exchange import trl
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
-yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
+pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="trl is not installed: pip install trl"
 )
 
 
-def test_trl_gets_a_row_for_each_answer_unless_the_template_marks_answers(
-    here: Path, tmp_path: Path
-) -> None:
-    """TRL stops at a chat template that it can neither use nor patch (SmolLM2's, for example)."""
-
-    def written(sample: Any) -> tuple[Any, dict[str, Any]]:
-        trl.write(sample, tmp_path)
-        rows = {part.name: lines(tmp_path / f"rows/{part.stem}.jsonl") for part in sample.parts}
-        return yaml.safe_load((tmp_path / "sft.yaml").read_text()), rows
-
-    table, rows = written(several_answers(marks=True))
-    assert (table["assistant_only_loss"], table.get("completion_only_loss")) == (True, None)
-    assert [len(row["messages"]) for row in rows["sums"]] == [4] * 21
-
-    sample = several_answers(marks=False)
+def test_trl_gets_a_row_for_each_learned_answer(here: Path, tmp_path: Path) -> None:
+    sample = several_answers()
     turns = sample.parts[0].rows[0]["messages"]
-    table, rows = written(sample)
-    assert (table.get("assistant_only_loss"), table["completion_only_loss"]) == (None, True)
-    assert {name: len(listed) for name, listed in rows.items()} == {"sums": 42, "dots, 2": 9}
-    both = [{"prompt": turns[:n], "completion": turns[n : n + 1]} for n in (1, 3)]
-    assert rows["sums"][:2] == both
-
+    notes = trl.write(sample, tmp_path)
+    rows = rows_in(tmp_path)
+    assert len(rows) == 2 * 21 + 9
+    assert notes[-1] == "Each learned answer is a row: 51 for the 30 of the sample."
+    assert rows[:2] == [{"prompt": turns[:n], "completion": turns[n : n + 1]} for n in (1, 3)]
     turns[1] = {**turns[1], "weight": 0}  # which is no row
-    lengths = [len(row["prompt"]) for row in written(sample)[1]["sums"]]
-    assert (len(lengths), lengths[:2]) == (41, [3, 1])
+    trl.write(sample, tmp_path)
+    assert [len(row["prompt"]) for row in rows_in(tmp_path)[:2]] == [3, 1]
 
 
 @needs_trl

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.helpers import F64, rejects
 from support.language_models import CPU, LAYERS, VOCABULARY, spec
 
 from hgms_core import ConfigError
 from hgms_mix.lm import BaseModel, Lora
-from hgms_mix.lm.store import warn
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -48,25 +45,6 @@ def test_all_linear_modules_but_the_output_embedding_get_an_adapter() -> None:
     names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     assert gpt2 == [f"transformer.h.{layer}.{name}" for layer in range(2) for name in names]
     assert len(phi3) == 4 * 2
-
-
-@pytest.mark.parametrize(
-    ("machine", "instructions", "warned"),
-    [("x86_64", True, False), ("x86_64", False, True), ("arm64", False, False)],
-)
-def test_bfloat16_on_a_cpu_without_it_is_warned_of(
-    machine: str,
-    instructions: bool,
-    warned: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: instructions)
-    warn.cache_clear()
-    spec("gpt2", "bfloat16").load(CPU, F64, VOCABULARY)
-    assert ("bfloat16" in caplog.text) is warned
 
 
 def test_the_contents_of_a_folder_are_in_the_digest(tmp_path: Path) -> None:
