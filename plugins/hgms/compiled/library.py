@@ -22,6 +22,8 @@ ENTRY = "inductor_entry_cpp"
 """The function of a library that inductor's C++ wrapper generates."""
 KIND = "programs"
 """The folder of stored libraries below the cache folder. It can be deleted at any time."""
+FORMAT = "scratch"
+"""Version of the generated code; libraries of other versions are compiled again."""
 DIGITS = 32
 """Length of the key, and of the checksum, in the name of a file."""
 
@@ -94,6 +96,7 @@ def key_of(graph: GraphModule, leaves: Sequence[Tensor], settings: Mapping[str, 
         [(leaf.shape, leaf.dtype) for leaf in leaves],
         sorted(settings.items()),
         (torch.__version__, torch.version.git_version, sys.implementation.cache_tag),
+        FORMAT,
         torch.get_num_threads(),  # a constant of parallel loops
         getattr(torch.cpu, "get_capabilities", torch.backends.cpu.get_cpu_capability)(),
     )

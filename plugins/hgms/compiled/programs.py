@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
 from hgms.compiled.library import Library, key_of, plain
+from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
 from hgms.compiled.verify import compare, perturb, rounding_of
@@ -325,6 +326,7 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> 
         # a cached function of autograd would not be compiled by ``compile_inner``
         torch._functorch.config.patch(enable_autograd_cache=False),
         _without_warnings(TORCH_LOG),
+        scratch_memory(),
     ):
         program = standalone_compile(
             GraphModule(graph, graph.graph),
