@@ -21,7 +21,6 @@ import ast
 import contextlib
 import copyreg
 import functools
-import importlib.machinery
 import importlib.util
 import linecache
 import random
@@ -31,7 +30,7 @@ import types
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,7 @@ import attrs
 import numpy as np
 import torch
 
-from hgms.facts import is_package, module_file
-from hgms.plugins import FIRST_PARTY
+from hgms.facts import module_file
 from hgms.store import Digest, digest
 from hgms_core import Problem
 
@@ -52,30 +50,8 @@ _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torc
 _RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Random generators, which have another state after every draw."""
 
-_UNTOLD = {
-    "__dict__",
-    "__weakref__",
-    "__doc__",
-    "__module__",
-    "__firstlineno__",
-    "__static_attributes__",
-    "__slots__",
-    "__annotations__",
-    "__attrs_attrs__",
-    "__attrs_own_setattr__",
-    "__attrs_props__",
-    "__match_args__",
-    "__abstractmethods__",
-    "__annotate__",
-    "__annotate_func__",
-    "__annotations_cache__",
-    "_abc_impl",
-    "__parameters__",
-    "__orig_bases__",
-    "__dataclass_fields__",
-    "__dataclass_params__",
-}
-"""Attributes that do not describe the behaviour of a class."""
+FIRST_PARTY = frozenset({"hgms", "hgms_core", "hgms_mix"})
+"""The top-level modules of HGMS."""
 
 
 def fingerprint(value: object) -> str:
@@ -135,7 +111,6 @@ class _Fingerprints:
         self._known: dict[int, str] = {}
         self._kept: list[object] = []  # keeps ids unique: Python reuses the id of a deleted object
         self._open: set[int] = set()
-        self._is_library = functools.cache(_libraries())
 
     def of(self, value: object) -> str:
         number = id(value)
@@ -161,12 +136,7 @@ class _Fingerprints:
             if isinstance(value, types_):
                 yield from parts(value)
                 return
-        if callable(value) and not hasattr(
-            value, "__dict__"
-        ):  # compiled code, identified by its name
-            yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-        else:
-            yield from self._object(value)
+        yield from self._object(value)
 
     @functools.cached_property
     def _readers(self) -> list[tuple[tuple[type, ...], Callable[[Any], Iterable[object]]]]:
@@ -182,11 +152,6 @@ class _Fingerprints:
             ((Set,), lambda value: sorted(map(digest, value))),
             ((types.ModuleType,), lambda value: [value.__name__, *self._source(value.__name__)]),
             ((type,), self._class),
-            ((types.MethodType,), lambda value: [digest(value.__func__), digest(value.__self__)]),
-            (
-                (functools.partial,),
-                lambda value: [digest(value.func), digest(value.args), digest(value.keywords)],
-            ),
             ((types.FunctionType,), self._function),
         ]
 
@@ -210,9 +175,9 @@ class _Fingerprints:
 
     def _function(self, function: types.FunctionType) -> Iterator[object]:
         function = getattr(function, "_torchdynamo_orig_callable", function)
-        library = self._is_library(
-            function.__module__
-        ) and not function.__code__.co_filename.startswith("<")
+        library = _is_library(function.__module__) and not function.__code__.co_filename.startswith(
+            "<"
+        )
         yield function.__qualname__ if library else ""
         yield from (self.of(function.__defaults__), self.of(function.__kwdefaults__))
         for cell in function.__closure__ or ():
@@ -239,23 +204,19 @@ class _Fingerprints:
 
         Each digest covers the source of a module.
         """
-        return () if self._is_library(module) else source_digests(module).values()
+        return () if _is_library(module) else source_digests(module).values()
 
     def _class(self, cls: type) -> Iterator[object]:
-        if self._is_library(cls.__module__):
+        if _is_library(cls.__module__):
             yield _qualified_name(cls)
             return
         yield cls.__qualname__.rpartition(".")[2]
         yield from map(self.of, cls.__bases__)
         for name, item in sorted(vars(cls).items()):
-            if name in _UNTOLD or isinstance(
-                item, types.MemberDescriptorType | types.GetSetDescriptorType
-            ):
-                continue
             item = getattr(item, "__func__", item)  # of a static or class method
-            for function in (item.fget, item.fset) if isinstance(item, property) else (item,):
-                if not _is_generated(function):
-                    yield from (name, self.of(function))
+            for part in (item.fget, item.fset) if isinstance(item, property) else (item,):
+                if _is_behaviour(name, part):
+                    yield from (name, self.of(part))
 
     def _module(self, module: torch.nn.Module) -> Iterator[object]:
         """Yield the classes, tensors, hooks and settings of a module and its submodules.
@@ -270,14 +231,14 @@ class _Fingerprints:
             same = [
                 leaf
                 for name, leaf in module.named_parameters()
-                if self._shape_of(name) == leaf.shape
+                if name in self._replaced and self._replaced[name].shape == leaf.shape
             ]
             self._shapes_only |= set(map(id, same))
         for name, part in module.named_modules(remove_duplicate=False):
             yield from (name, self.of(type(part)), part.training)
             settings = (
                 (*_SCALARS, tuple, types.FunctionType)
-                if self._is_library(type(part).__module__)
+                if _is_library(type(part).__module__)
                 else (object,)
             )
             for key, item in vars(part).items():
@@ -288,65 +249,36 @@ class _Fingerprints:
                 ):
                     yield from (key, self.of(item)) if key != "_modules" else ()
 
-    def _shape_of(self, name: str) -> torch.Size | None:
-        return self._replaced[name].shape if name in self._replaced else None
-
     def _object(self, value: Any) -> Iterator[object]:
         library = type(value).__module__.partition(".")[0]
         if library == "datasets" and isinstance(mark := getattr(value, "_fingerprint", None), str):
             yield mark
-        elif library in ("pandas", "polars"):
-            columns = list(value.columns) if type(value).__name__ == "DataFrame" else []
-            yield from (self.of(columns), *self._array(np.asarray(value)))
         elif library != "logging" and not isinstance(value, _RANDOM):
-            names = dict.fromkeys(name for cls in type(value).__mro__ for name in _slots(cls))
-            held = {name: getattr(value, name) for name in names if hasattr(value, name)} | getattr(
-                value, "__dict__", {}
-            )
-            yield self.of(type(value))
-            for name, item in (held or _pickle_state(value)).items():
-                if not name.startswith("__") or name == "__wrapped__":
-                    yield from (name, self.of(item))
+            yield from (self.of(type(value)), getattr(value, "__module__", ""))
+            yield self.of(getattr(value, "__wrapped__", None))
+            yield from map(self.of, _reduce(value))
 
 
-def _pickle_state(value: object) -> dict[str, object]:
-    """Return the state of an object of a compiled class, from its pickle protocol.
-
-    The result is empty if the object does not provide its state.
-    """
+def _reduce(value: object) -> list[object]:
+    """Return the parts that pickle would store; empty if an object cannot be pickled."""
     with contextlib.suppress(Exception):
         own = copyreg.dispatch_table.get(type(value))
-        reduced: Any = value.__reduce_ex__(2) if own is None else own(value)
-        if isinstance(reduced, tuple):
-            return {
-                str(i): list(part) if i > 2 and part is not None else part
-                for i, part in enumerate(reduced)
-            }
-    return {}
-
-
-@functools.cache
-def first_party() -> frozenset[str]:
-    """Return the top-level modules of HGMS."""
-    try:
-        points = distribution(FIRST_PARTY).entry_points
-    except PackageNotFoundError:
-        return frozenset({"hgms_core"})
-    return frozenset(
-        {
-            "hgms_core",
-            *(point.module.partition(".")[0] for point in points if point.group.startswith("hgms")),
-        }
-    )
+        reduced: Any = value.__reduce_ex__(4) if own is None else own(value)
+        parts = [reduced] if isinstance(reduced, str) else reduced
+        return [list(part) if isinstance(part, Iterator) else part for part in parts]
+    return []
 
 
 def _qualified_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _slots(cls: type) -> Iterable[str]:
-    slots = vars(cls).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else slots
+def _is_behaviour(name: str, item: object) -> bool:
+    """Return whether an attribute of a class was written by its author."""
+    if isinstance(item, types.FunctionType):
+        return not item.__code__.co_filename.startswith(("<attrs generated", "<string>"))
+    is_slot = isinstance(item, types.MemberDescriptorType | types.GetSetDescriptorType)
+    return not is_slot and not name.startswith(("__", "_abc_"))
 
 
 _WITHOUT_SOURCE: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
@@ -385,30 +317,6 @@ def _names_of(code: types.CodeType) -> set[str]:
     return {*code.co_names}.union(*map(_names_of, inner))
 
 
-def _is_generated(function: object) -> bool:
-    """Return whether attrs or dataclasses generated the method.
-
-    The fields already contain all information about such a method.
-    """
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename.startswith(("<attrs generated", "<string>"))
-
-
-def _modules_of_import(
-    name: str, names: list[str], level: int, package: str | None
-) -> Iterator[str]:
-    """Yield the modules of one import statement.
-
-    These are the module, and each of its ``names`` that may be a module.
-    """
-    try:
-        module = importlib.util.resolve_name("." * level + name, package)
-    except ImportError:
-        return
-    yield module
-    yield from (f"{module}.{part}" for part in names)
-
-
 def source_digests(module: str) -> dict[str, str]:
     """Return the sha256 of the sources of a module and its local imports, by name.
 
@@ -429,49 +337,31 @@ def source_digests(module: str) -> dict[str, str]:
     seen = set()
     while waiting:
         name = waiting.pop()
-        if name in seen:
-            continue
+        spec = None if name in seen else _local_spec(name, top)
         seen.add(name)
-        if (data := _source_of(name, top)) is not None:
+        if spec is not None and spec.origin is not None:
+            data = Path(spec.origin).read_bytes()
             digests[name] = digest(data)
-            package = name if _file_of(name)[1] else name.rpartition(".")[0]
-            waiting += _imports_in(_parse(data), package)
+            waiting += _imports_in(_parse(data), spec.parent)
     return dict(sorted(digests.items()))
 
 
-def _source_of(module: str, top: str) -> bytes | None:
-    """Return the source of a local module; ``None`` for other modules."""
-    own = module.partition(".")[0] == top
-    if module == "__main__" or (not own and module.partition(".")[0] in first_party()):
-        return None
-    file, _ = _file_of(module)
-    if file is None or not file.endswith(".py") or (not own and is_library_file(file)):
-        return None
-    try:
-        return Path(file).read_bytes()
-    except OSError:
-        return None
+def _local_spec(module: str, own: str) -> ModuleSpec | None:
+    """Return the specification of a local module; ``None`` for modules of libraries.
 
-
-def _file_of(module: str) -> tuple[str | None, bool]:
-    """Return the file of a module, and whether it is a package, without importing anything.
-
-    The result is the same before and after the import, and so is a digest of the sources.
+    ``own`` is a top-level module that counts as local.
     """
-    if sys.modules.get(module) is not None:
-        return module_file(module), is_package(module)
-    parent = module.rpartition(".")[0]
-    folders = None
-    if parent:
-        file, has_modules = _file_of(parent)
-        if file is None or not has_modules:
-            return None, False
-        folders = [str(Path(file).parent)]
-    with contextlib.suppress(ImportError, ValueError, AttributeError):
-        spec = importlib.machinery.PathFinder.find_spec(module, folders)
-        if spec is not None:
-            return spec.origin, spec.submodule_search_locations is not None
-    return None, False
+    top = module.partition(".")[0]
+    if module == "__main__" or (top != own and top in FIRST_PARTY):
+        return None
+    spec = None
+    for name in (top, module):  # a search for a submodule imports its package
+        with contextlib.suppress(Exception):
+            spec = importlib.util.find_spec(name)
+        file = "" if spec is None else str(spec.origin)
+        if not file.endswith(".py") or (top != own and is_library_file(file)):
+            return None
+    return spec
 
 
 @functools.lru_cache(maxsize=1024)
@@ -482,16 +372,18 @@ def _parse(source: str | bytes) -> ast.AST:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _imports_in(tree: ast.AST, package: str | None) -> tuple[str, ...]:
-    """Return the modules that a source imports at any place."""
+def _imports_in(tree: ast.AST, package: str | None) -> list[str]:
+    """Return the modules that code may import: a name of ``from … import`` may be a module."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parts = [alias.name for alias in node.names if alias.name != "*"]
-            names += _modules_of_import(node.module or "", parts, node.level, package)
-    return tuple(dict.fromkeys(names))
+            with contextlib.suppress(ImportError):  # relative, but in no package
+                name = "." * node.level + (node.module or "")
+                module = importlib.util.resolve_name(name, package)
+                names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return list(dict.fromkeys(names))
 
 
 _LIBRARIES = tuple(
@@ -506,21 +398,20 @@ They belong to the user and the system.
 """
 
 
+@functools.lru_cache(maxsize=4096)
 def is_library_file(file: str) -> bool:
     """Return whether a file is in a folder of Python or of installed packages."""
     return file.startswith(_LIBRARIES) or any(part in _INSTALLED for part in Path(file).parts)
 
 
-def _libraries() -> Callable[[str | None], bool]:
-    """Return a predicate for modules of an installed package or of Python.
+def _is_library(module: str | None) -> bool:
+    """Return whether a module belongs to an installed package or to Python.
 
     The name of such a module represents its code.
     """
-    known = first_party() | set(sys.builtin_module_names)
-
-    def is_library(module: str | None) -> bool:
-        top = (module or "").partition(".")[0]
-        file = None if top == "__main__" else module_file(module or "")
-        return top in known or (file is not None and is_library_file(file))
-
-    return is_library
+    name = module or ""
+    top = name.partition(".")[0]
+    if top in FIRST_PARTY or top in sys.builtin_module_names:
+        return True
+    file = None if top == "__main__" else module_file(name)
+    return file is not None and is_library_file(file)

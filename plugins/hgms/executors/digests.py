@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from hgms.config.fingerprinting import first_party
+from hgms.config.fingerprinting import FIRST_PARTY
 from hgms.store import Digest, digest
 from hgms_core import ConfigError
 
@@ -29,7 +29,7 @@ def code_of(modules: Iterable[str]) -> tuple[str, ...]:
     It consists of ``modules``, or files, and the parts of HGMS that are loaded here.
     """
     named = {name if name.endswith(".py") else name.partition(".")[0] for name in modules}
-    return tuple(sorted(named | (first_party() & set(sys.modules))))
+    return tuple(sorted(named | (FIRST_PARTY & set(sys.modules))))
 
 
 def installation(code: tuple[str, ...]) -> dict[str, str]:

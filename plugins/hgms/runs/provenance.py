@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import torch
 
-from hgms.config.fingerprinting import fingerprint, first_party, source_digests
+from hgms.config.fingerprinting import FIRST_PARTY, fingerprint, source_digests
 from hgms.facts import metric_rows_of, metrics_of, version_of
 from hgms.plugins import Host
 from hgms.store import digest
@@ -43,7 +43,6 @@ def digests(value: Any) -> dict[str, str]:
     >>> digests(CG())
     {}
     """
-    ours = first_party()
     known = {}
 
     def walk(item: Any) -> None:
@@ -51,7 +50,7 @@ def digests(value: Any) -> dict[str, str]:
             for part in item:
                 walk(part)
         elif attrs.has(cls := type(item)):
-            own = cls.__module__.partition(".")[0] not in ours
+            own = cls.__module__.partition(".")[0] not in FIRST_PARTY
             if own and (digest := _digest(cls.__module__) or fingerprint(cls)):
                 known[f"{cls.__module__}:{cls.__qualname__}"] = digest
             for field in attrs.fields(cls):
