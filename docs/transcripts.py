@@ -40,7 +40,6 @@ ROUNDING = 1e-6
 VARYING_COLUMNS = frozenset({"seconds", "peak MiB", "version"})
 PROGRESS = re.compile(r"\[\d+/\d+\] ")
 RULE = re.compile(r"\s*─{5,}")
-SLOW = re.compile(r"warning: .* its import took ")
 MASKS = (
     (re.compile(r"(outer steps?), [\d.]+ s,"), rf"\1, {CUT} s,"),
     (re.compile(r"\b(after|in) [\d.]+ s\b"), rf"\1 {CUT} s"),
@@ -57,8 +56,6 @@ def masked(output: str, folder: str = "") -> list[str]:
     for line in (
         output.replace(folder + os.sep, CUT + "/").splitlines() if folder else output.splitlines()
     ):
-        if SLOW.match(line):
-            continue
         if not PROGRESS.match(line):
             lines.append(line.rstrip())
         elif lines[-1:] != [CUT]:

@@ -12,7 +12,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
 import transcripts
 
 OUTPUT = """\
-warning: plugin 'slow' (hgms-slow 1.0): its import took 3.1 s, and every command waits for it
 [1/2] quadratic, uniform, seed 0: done after 0.6 s
 [2/2] quadratic, hg-ms, seed 0: done after 4.1 s
 quadratic: 3 outer steps each

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
-import os
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from attrs import frozen
 
 from hgms.comparison.grid import Cell
@@ -21,7 +17,16 @@ from hgms.comparison.usage import measure_usage
 from hgms.distributed import RankLost
 from hgms.executors import Job, Needs, RemoteProgress, Tell, as_error, pack_error
 from hgms.plugins import Registry
-from hgms.runs import Execution, RunConfig, RunFolder, last_row, leaving, record_failure, run_config
+from hgms.runs import (
+    Execution,
+    RunConfig,
+    RunFolder,
+    last_row,
+    leaving,
+    line_of,
+    record_failure,
+    run_config,
+)
 from hgms.store import DiskError, FolderInUse, replace_file
 from hgms_core import HgmsError
 from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
@@ -118,7 +123,8 @@ def _ended_by(cell: Cell, error: BaseException) -> Ending:
     with contextlib.suppress(DiskError):
         text = "".join(traceback.format_exception(error))
         replace_file(RunFolder(cell.path).traceback, text.encode(errors="backslashreplace"))
-    message = f"{type(error).__name__}: {error}{_place(error)}"
+    line = line_of(error, [cell.config.method, cell.config.task]) or " (see traceback.txt)"
+    message = f"{type(error).__name__}: {error}{line}"
     return fail_cell(cell, HgmsError("unexpected-error", message))
 
 
@@ -135,29 +141,6 @@ def fail_cell(cell: Cell, error: HgmsError) -> Ending:
         unrecorded = HgmsError("not-recorded", message, place=second.place, hint=second.hint)
         return Ending(cell=cell, status=status, error=ErrorGroup([*error.errors, unrecorded]))
     return Ending(cell=cell, status="failed", error=error)
-
-
-def _place(error: BaseException) -> str:
-    """Return the last line of user code in a traceback, and the file that contains the full
-    traceback.
-    """
-    ours = (
-        *(
-            f"{Path(inspect.getfile(part)).parent}{os.sep}"
-            for part in (torch, HgmsError, RunFolder, Cell)
-        ),
-        "<",
-    )
-    library = sysconfig.get_path("stdlib")
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(ours)
-        and (not frame.filename.startswith(library) or "site-packages" in frame.filename)
-    ]
-    if not own:
-        return ""
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno}; all of it is in traceback.txt)"
 
 
 @functools.cache

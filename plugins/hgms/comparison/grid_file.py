@@ -68,7 +68,6 @@ from hgms.runs import (
     device_called,
     misfit,
     missing_traits,
-    similar_traits,
     tables_of_others,
 )
 from hgms_core import ConfigError, HgmsError, Method, Task
@@ -514,7 +513,6 @@ class _Loader:
                             misfit(entry.label, task.label, lacking),
                             place=self.place(*place),
                             hint=f"{STOP}\n{COMPAT}" if "stop-rows" in lacking else COMPAT,
-                            did_you_mean=similar_traits(lacking),
                         )
                     )
         return fitting

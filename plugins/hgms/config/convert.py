@@ -28,13 +28,11 @@ from hgms.config.invalid import (
     SCALARS,
     available,
     init_fields,
-    is_plain,
     origin_is,
-    plain_attribute,
     spell,
     type_hints,
 )
-from hgms.config.tables import Short, overridden, readings, show
+from hgms.config.tables import Short, overridden, show
 from hgms.plugins import Registry, inside, layers_of
 from hgms_core import Composition, ConfigError, HgmsError, Pipeline
 from hgms_core.annotations import reader
@@ -164,14 +162,7 @@ class _Reader:
         layers, table = self.layers(cls, value, wrappers)
         known = {key: None for fields in layers.values() for key in fields}
         errors: list[HgmsError] = []
-        for key in table:
-            if key not in known:
-                plain = next((layer for layer in layers if is_plain(layer, key)), None)
-                errors.append(
-                    unknown_option(key, cls, known)
-                    if plain is None
-                    else plain_attribute(plain, key)
-                )
+        errors += [unknown_option(key, cls, known) for key in table if key not in known]
         first, *around = layers
         arguments = {first: self.values(table, first, layers[first], errors)}
         for layer in around:
@@ -256,7 +247,7 @@ class _Reader:
         for key, attribute in fields.items():
             if key in table:
                 try:
-                    arguments[key] = self.value(table[key], hints[attribute.name])
+                    arguments[key] = self.converter.structure(table[key], hints[attribute.name])
                 except HgmsError as error:
                     errors += error.at(key).errors
                     continue
@@ -267,20 +258,6 @@ class _Reader:
                 message = f"{key} is required: {spell(hint)}{_required_fields(hint)}"
                 errors.append(ConfigError("missing-option", message, place=(key,)))
         return arguments
-
-    def value(self, value: object, hint: Any) -> Any:
-        """Return the value of a field.
-
-        A number from a command line may be the text of a string field.
-        """
-        first, *others = readings(value)
-        try:
-            return self.converter.structure(first, hint)
-        except HgmsError as error:
-            for text in others:
-                with contextlib.suppress(HgmsError):
-                    return self.converter.structure(text, hint)
-            raise error from None
 
     def union(self, value: object, hint: Any) -> Any:
         """Return the value of the first member that accepts it, exact types first.
@@ -356,7 +333,7 @@ class _Reader:
         return gather(named)
 
     def reader(self, hint: Any) -> Callable[[Any], Any]:
-        return lambda value: self.value(value, hint)
+        return lambda value: self.converter.structure(value, hint)
 
     def budget(self, value: object, _: object) -> Budget:
         if isinstance(value, str):

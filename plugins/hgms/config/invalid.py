@@ -59,18 +59,6 @@ def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:
     }
 
 
-def is_plain(cls: type, name: str) -> bool:
-    """Return whether a name is a class attribute that needs a type to be a field.
-
-    Such an attribute is a number or a string. ClassVar attributes are excluded, and so are
-    attributes that every component of the kind has.
-    """
-    typed = any(
-        name in vars(base).get("__annotations__", {}) for base in (*cls.__mro__, *PROTOCOLS)
-    )
-    return not typed and isinstance(getattr(cls, name, None), int | float | str)
-
-
 def plain_attribute(cls: type, name: str) -> ConfigError:
     """Return the error for a class attribute that is not a field.
 

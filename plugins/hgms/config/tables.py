@@ -173,7 +173,8 @@ def merge_setting(
     """Merge one assignment ``a.b.c=value`` into the table.
 
     The value is TOML. Numbers may also be written as ``.5`` and ``5.``. Other text, and dates,
-    become strings. ``written`` is the whole option as the user wrote it, for messages.
+    become strings; a number for a field of text needs quotes. ``written`` is the whole option as
+    the user wrote it, for messages.
     """
     option = f"--set {written or assignment}"
     key, equals, text = assignment.partition("=")
@@ -202,45 +203,12 @@ def _value(text: str) -> Any:
     if "\n" in text or len(text) > 20_000:
         return text
     if _NUMBER.fullmatch(text.strip()):
-        return _with_text(WrittenFloat(text), text)
+        return float(text)
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-    if type(value) is float:
-        return _with_text(WrittenFloat(value), text)
-    if type(value) is int:
-        return _with_text(WrittenInt(value), text)
     return text if isinstance(value, datetime.date | datetime.time) else value
-
-
-class WrittenInt(int):
-    """An integer from a command line, with its ``text`` for string fields."""
-
-    text: str
-
-
-class WrittenFloat(float):
-    """A number from a command line, with its ``text`` for string fields."""
-
-    text: str
-
-
-def _with_text(number: Any, text: str) -> Any:
-    number.text = text
-    return number
-
-
-def readings(value: Any) -> list[Any]:
-    """Return the possible values of a setting.
-
-    A number from a command line may also mean its text.
-    """
-    if isinstance(value, WrittenInt):
-        return [int(value), value.text]
-    if isinstance(value, WrittenFloat):
-        return [float(value), value.text]
-    return [value]
 
 
 class Short(str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -10,7 +9,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,8 +55,7 @@ def find_entries() -> dict[str, list[Entry]]:
                     point.dist.metadata if point.dist else {"Name": "(unknown)", "Version": "?"}
                 )
             owner = owners[id(point.dist)]
-            load = functools.partial(_load, point)
-            entry = Entry(point.name, point.value, owner["Name"], owner["Version"], load)
+            entry = Entry(point.name, point.value, owner["Name"], owner["Version"], point.load)
             entries[group].append(entry)
         entries[group].sort(
             key=lambda entry: (
@@ -67,24 +65,6 @@ def find_entries() -> dict[str, list[Entry]]:
             )
         )
     return entries
-
-
-def _load(entry: importlib.metadata.EntryPoint) -> object:
-    module = importlib.import_module(entry.module)
-    loaded: object = module
-    for name in entry.attr.split(".") if entry.attr else ():
-        if not hasattr(loaded, name):
-            near = closest(name, dir(loaded))
-            raise PluginError(
-                "wrong-entry-point",
-                f"the entry point {entry.name} = {entry.value!r} refers to {name!r}, which does "
-                f"not exist in {entry.module}",
-                place=(entry.name,),
-                hint=f"use the module: {entry.name} = {entry.module!r}",
-                did_you_mean=() if near is None else (near,),
-            )
-        loaded = getattr(loaded, name)
-    return loaded
 
 
 def import_plugin(where: str) -> ModuleType:
@@ -134,40 +114,14 @@ def import_plugin(where: str) -> ModuleType:
 def install_line(plugin: Any, error: BaseException) -> str | None:
     """Return the command that installs the missing package of ``error``, else None.
 
-    The result is None if the package is in no optional extra of the plugin's distribution.
+    For a module that is missing, it is the extra that the entry point names.
     """
     if isinstance(error, MissingExtra):
         return error.install
-    if not isinstance(error, ModuleNotFoundError) or not error.name or plugin.distribution is None:
+    if not isinstance(error, ModuleNotFoundError) or plugin.distribution is None:
         return None
-    module = error.name.partition(".")[0]
-    if module in sys.modules or module == plugin.module.partition(".")[0].partition(":")[0]:
-        return None  # the package exists, but a part is missing: an extra does not help
-    named = importlib.metadata.EntryPoint(plugin.name, plugin.module, GROUP).extras
-    extra = _extra_of(plugin.distribution, named, module)
-    return f"pip install '{plugin.distribution}[{extra}]'" if extra else None
-
-
-def _extra_of(distribution: str, likely: Sequence[str], module: str) -> str | None:
-    """Return the extra that provides ``module``, else None.
-
-    In this order: an extra that the entry point names, an extra with the same name as the module,
-    an extra that requires a project with the same name as the module.
-    """
-    try:
-        metadata = importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    extras = metadata.metadata.get_all("Provides-Extra") or []
-    wanted = canonical(module)
-    requirements = [
-        re.match(r"([\w.-]+).*extra\s*==\s*['\"]([^'\"]+)", text)
-        for text in metadata.requires or []
-    ]
-    candidates = [extra for extra in likely if extra in extras]
-    candidates += [extra for extra in extras if canonical(extra) == wanted]
-    candidates += [match[2] for match in requirements if match and canonical(match[1]) == wanted]
-    return candidates[0] if candidates else None
+    extras = importlib.metadata.EntryPoint(plugin.name, plugin.module, GROUP).extras
+    return f"pip install '{plugin.distribution}[{','.join(extras)}]'" if extras else None
 
 
 def canonical(name: str) -> str:

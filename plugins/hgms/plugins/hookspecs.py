@@ -12,8 +12,7 @@ If an observer raises, HGMS reports the error and does not call the plugin's obs
 Rules for changes:
 
 - New arguments are added at the end of a specification. An implementation may accept fewer.
-- A hook that will be removed has ``warn_on_impl=HookDeprecated(...)`` for two minor versions.
-  `hgms plugins` shows this warning for each plugin that implements the hook.
+- A hook that will be removed has ``warn_on_impl=DeprecationWarning(...)`` for two minor versions.
 - ``hgms_core.PLUGIN_API`` increases only if a change breaks plugins.
 """
 

@@ -56,11 +56,6 @@ from hgms_core.errors import (
 )
 
 LOG = logging.getLogger("hgms.plugins")
-SLOW = 1.0
-"""The maximum import time of a third-party plugin in seconds; above it, the host warns.
-
-Every command waits for the import.
-"""
 Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
 
 
@@ -318,13 +313,6 @@ class Host:
                 self._manager.unregister(name=info.name)
             self.blame(info, error)
         self._update(info, seconds=watch.seconds)
-        if watch.seconds > SLOW and info.distribution != FIRST_PARTY:
-            took = f"its import took {watch.seconds:.1f} s"
-            self.note(info, f"{took}, and every command waits for it; import heavy things at use")
-        if watch.printed:
-            self.note(info, "it prints while it is imported (shown on stderr)")
-        for text in watch.deprecated:
-            self.note(info, text)
         return self.infos[info.name]
 
     def _register(self, info: PluginInfo, plugin: object) -> None:

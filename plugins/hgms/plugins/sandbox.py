@@ -8,14 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import io
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,9 +33,7 @@ class Watch:
     """The effects of a plugin's code while it ran (see :func:`watch_plugin`)."""
 
     seconds: float = 0.0
-    printed: str = ""
     changed: list[str] = field(factory=list)
-    deprecated: list[str] = field(factory=list)
 
 
 @contextlib.contextmanager
@@ -46,31 +42,14 @@ def watch_plugin() -> Iterator[Watch]:
 
     - Printed output goes to stderr, so that the output of ``--json`` stays valid.
     - Changed :func:`settings` are restored.
-    - Deprecated hooks are recorded, because users would not see a warning.
     """
     watch = Watch()
     started = time.perf_counter()
-    caught: list[warnings.WarningMessage] = []
-    printed = io.StringIO()  # before the context: a signal may interrupt its first line
     try:
-        with (
-            undo_changes() as watch.changed,
-            warnings.catch_warnings(record=True) as caught,
-            contextlib.redirect_stdout(printed),
-        ):
-            warnings.simplefilter("always", HookDeprecated)
+        with undo_changes() as watch.changed, contextlib.redirect_stdout(sys.stderr):
             yield watch
     finally:
         watch.seconds = time.perf_counter() - started
-        watch.printed = printed.getvalue()
-        sys.stderr.write(watch.printed)
-        for warning in caught:
-            if issubclass(warning.category, HookDeprecated):
-                watch.deprecated.append(str(warning.message))
-            else:  # emit other warnings unchanged
-                warnings.warn_explicit(
-                    warning.message, warning.category, warning.filename, warning.lineno
-                )
 
 
 @contextlib.contextmanager
@@ -92,13 +71,6 @@ def undo_changes() -> Iterator[list[str]]:
                     item.__name__ if inspect.isroutine(item) else item for item in (value, after)
                 )
                 changed.append(f"{name} from {old} to {new}")
-
-
-class HookDeprecated(DeprecationWarning):
-    """The warning for a hook that will be removed.
-
-    Usage: ``@hookspec(warn_on_impl=HookDeprecated("since 0.4; implement … instead"))``.
-    """
 
 
 def settings() -> Settings:

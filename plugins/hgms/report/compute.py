@@ -214,6 +214,7 @@ def _read(
     main, _, names = _metric(runs, metrics)
     drawn = dict.fromkeys([main, *(name for name in metrics if name in names)])
     numbers = [
+        "step",
         "seconds",
         "oracle_calls",
         _LOSS,

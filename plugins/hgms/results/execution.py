@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import TypeVar
 
 from hgms.results.stored_run import StoredRun
 
-Key = TypeVar("Key")
 WORDS = {"matmul": ("float32 matrix products", "exact"), "compile": ("steps", "eager")}
 """For each setting: its subject in a sentence, and its value under torch's defaults."""
 
@@ -25,29 +24,13 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
     runs = list(runs)
     notes = []
     for key, (subject, rest) in WORDS.items():
-        by_choice = _group((run.execution.get(key, rest), run) for run in runs)
-        if set(by_choice) <= {rest}:
-            continue
-        if len(by_choice) == 1:
-            notes.append(f"{subject}: {next(iter(by_choice))} in all runs")
-        else:
-            shares = [
-                f"{choice} in {len(alike)} ({_labels(alike)})"
-                for choice, alike in sorted(by_choice.items())
-            ]
+        counts = Counter(run.execution.get(key, rest) for run in runs)
+        shares = [f"{choice} in {count}" for choice, count in sorted(counts.items())]
+        if len(counts) > 1:
             notes.append(
                 f"{subject}: {' and '.join(shares)} of {len(runs)} runs: their seconds do not "
                 "compare"
             )
+        elif counts and rest not in counts:
+            notes.append(f"{subject}: {next(iter(counts))} in all runs")
     return notes
-
-
-def _group(pairs: Iterable[tuple[Key, StoredRun]]) -> dict[Key, list[StoredRun]]:
-    groups: dict[Key, list[StoredRun]] = {}
-    for key, run in pairs:
-        groups.setdefault(key, []).append(run)
-    return groups
-
-
-def _labels(runs: list[StoredRun]) -> str:
-    return ", ".join(sorted({run.label for run in runs}))

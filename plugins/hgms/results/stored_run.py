@@ -242,8 +242,7 @@ class StoredRun:
         Raises
         ------
         CheckpointError
-            a line other than the last is not valid JSON; the steps are not consecutive (for
-            example, with two runs in one folder), or their clock or calls decrease.
+            a line other than the last is not valid JSON, or the file was changed.
         """
         _ = self._are_rows_checked
         wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
@@ -256,7 +255,6 @@ class StoredRun:
                     [at.get(step, np.nan) for step in columns["step"].tolist()], dtype=seconds.dtype
                 )
             columns["seconds"] = seconds
-        _check_rows(columns)
         return {name: columns[name] for name in dict.fromkeys(("step", *names))}
 
 
@@ -284,34 +282,6 @@ def short_names(
         values = ", ".join(f"{name} = {flat.get(name, 'none')}" for name in differing[label[key]])
         names[key] = f"{label[key]} ({values})" if values else label[key]
     return names
-
-
-def _check_rows(columns: Mapping[str, np.ndarray]) -> None:
-    steps = columns["step"]
-    numbers = steps.dtype != object
-    wrong = np.flatnonzero(~(steps >= 0) | (steps % 1 != 0)) if numbers else np.arange(1)
-    if wrong.size:
-        raise CheckpointError(
-            "wrong-row", "the line has no step number", place=("steps.jsonl", int(wrong[0]) + 1)
-        )
-    if (back := np.flatnonzero(np.diff(steps) <= 0)).size:
-        step, last = (int(steps[back[0] + after]) for after in (1, 0))
-        raise CheckpointError(
-            "wrong-row",
-            f"step {step} follows step {last}, as if two runs had written to the file",
-            place=("steps.jsonl", int(back[0]) + 2),
-        )
-    for name, file in (("seconds", "timings.jsonl"), ("oracle_calls", "steps.jsonl")):
-        values = columns.get(name, np.empty(0))
-        if values.dtype == object:
-            raise CheckpointError(
-                "wrong-type", "the column contains text instead of numbers", place=(file, name)
-            )
-        known = values[~np.isnan(values)]
-        if (known[:1] < 0).any() or (np.diff(known) < 0).any():
-            raise CheckpointError(
-                "wrong-value", "the values decrease from step to step", place=(file, name)
-            )
 
 
 def _table(value: Any) -> Mapping[str, Any]:

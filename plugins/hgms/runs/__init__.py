@@ -24,15 +24,7 @@ from hgms.runs.provenance import data_of, environment, undeclared_plugins
 from hgms.runs.rank import follow_launched
 from hgms.runs.result import RunResult
 from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
-from hgms.runs.traits import (
-    TRAITS,
-    misfit,
-    missing_traits,
-    needs,
-    similar_traits,
-    suggest_trait,
-    wanted_traits,
-)
+from hgms.runs.traits import TRAITS, misfit, missing_traits, needs, suggest_trait, wanted_traits
 from hgms.runs.watchers import Patience, StopRun, Watcher, trial_pruner
 from hgms_core import hookimpl
 
@@ -82,7 +74,6 @@ __all__ = [
     "run",
     "run_config",
     "save_state",
-    "similar_traits",
     "stoppable",
     "suggest_trait",
     "tables_of_others",

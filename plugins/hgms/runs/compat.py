@@ -9,7 +9,7 @@ from hgms.cli import print_table, terminal_width
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs.command_line import build_component
-from hgms.runs.traits import missing_traits, similar_traits, wanted_traits
+from hgms.runs.traits import missing_traits, wanted_traits
 from hgms_core import HgmsError, Method
 
 
@@ -48,7 +48,6 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
             why = "the task declares no traits"
         else:
             why = wanted_traits(lacking) if lacking else ""
-            why += "".join(f"; did you mean {trait!r}?" for trait in similar_traits(lacking))
         yield {
             "method": name,
             "task": task,

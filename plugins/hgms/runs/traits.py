@@ -113,17 +113,6 @@ def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
     return f"method {method_name!r} cannot run on task {task_name!r}: {wanted_traits(lacking)}"
 
 
-def similar_traits(lacking: Mapping[str, str]) -> list[str]:
-    """Return the known traits that misspelt names most likely mean.
-
-    Examples
-    --------
-    >>> similar_traits({"source": "", "my-trait": ""})
-    ['sources']
-    """
-    return [near for trait in lacking if (near := suggest_trait(trait)) is not None]
-
-
 def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
     """Raise :class:`ConfigError` if ``method`` requires traits that ``task`` lacks."""
     lacking = missing_traits(method, task)
@@ -133,5 +122,4 @@ def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
             misfit(method_name or method.name, task.name, lacking),
             place=("method",),
             hint="run `hgms compat` to list the methods that fit each task",
-            did_you_mean=similar_traits(lacking),
         )

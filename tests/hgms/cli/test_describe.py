@@ -195,40 +195,6 @@ def test_what_fits_what_is_a_table_with_the_reasons_below(site: Site) -> None:
     assert re.search(r" pipeline +– +it cannot be built", text)
 
 
-def test_a_near_trait_is_proposed_and_reasons_name_the_tasks_the_shorter_way(site: Site) -> None:
-    of_parts(site)
-    source = PARTS.replace(
-        'frozenset({"sources", "own-trait"})\n    def', 'frozenset({"source"})\n    def'
-    )
-    tasks = "\n".join(
-        f"""
-@frozen(kw_only=True)
-class Task{number}:
-    "Another task with a long name."
-    name: ClassVar[str] = "another-task-with-a-long-name-{number}"
-    version: ClassVar[str] = "1"
-    metrics: ClassVar[dict] = {{"size": False}}
-    traits: ClassVar[frozenset] = frozenset({{{trait}}})
-    def problem(self, seed, device, dtype): ...
-"""
-        for number, trait in enumerate(["", "", '"source"', ""])
-    )
-    source = source.partition("@hookimpl")[0].replace('"far"', '"fa"') + tasks
-    source += """
-@hookimpl
-def hgms_register_tasks():
-    return [Task0, Task1, Task2, Task3]
-
-@hookimpl
-def hgms_register_methods():
-    return [Empty]
-"""
-    site.module("parts_plugin", source)
-    rows = json_of("compat", "--method", "empty")
-    assert [row["fits"] for row in rows] == [False, False, True, False]
-    assert "did you mean 'sources'?" in rows[0]["why"]
-
-
 def test_a_description_lists_the_declared_capabilities() -> None:
     assert json_of("describe", "solver", "lancbio")["capabilities"] == [
         "HasTestingInstance",
