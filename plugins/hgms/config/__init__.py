@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from hgms.config.argument_checks import check_arguments as check_arguments
+from hgms.config.argument_checks import check_types as check_types
 from hgms.config.budget import Budget as Budget
 from hgms.config.paths import data_fingerprint as data_fingerprint
 from hgms.config.paths import expand as expand

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from hgms.arguments import arguments_named
-from hgms_core.annotations import Read, reader_in
-from hgms_core.errors import HgmsError, raise_all
+from hgms_core.annotations import Read, reader, reader_in
+from hgms_core.errors import HgmsError, Place, raise_all
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -60,6 +60,14 @@ def check_arguments(
         return arguments_named(call)
 
     return decorate
+
+
+def check_types(table: Mapping[str, Any], hints: Mapping[str, Any], place: Place) -> None:
+    """Raise ConfigError if a value of the table has another type; a missing value is ``None``."""
+    for name, hint in hints.items():
+        read = reader(hint)
+        if read is not None:
+            read((*place, name), table.get(name))
 
 
 def _readers(function: Callable[..., Any], own: tuple[str, ...]) -> dict[str, Read]:

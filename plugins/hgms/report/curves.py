@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from hgms.results.statistics import t_quantile
+from hgms.results import t_quantile
 
 POINTS = 400
 

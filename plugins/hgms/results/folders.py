@@ -18,16 +18,16 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from attrs import field, frozen
 
+from hgms.config import check_types
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored_run import StoredRun, relative
 from hgms.runs import UNCOMPARED, config_key
 from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
-from hgms_core.annotations import Read, reader
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -360,8 +360,7 @@ _HINTS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
 def _check(table: Mapping[str, Any], *place: str) -> None:
     """Raise CheckpointError if a value of a file has another type."""
     try:
-        for name, hint in _HINTS[place].items():
-            cast(Read, reader(hint))((*place, name), table.get(name))
+        check_types(table, _HINTS[place], place)
     except ConfigError as error:
         raise CheckpointError(error.code, shorten(error.message), place=error.place) from None
 
