@@ -23,6 +23,7 @@ from hgms_core import ConfigError, HgmsError, Key, OuterOptimizer, State
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
+from hgms_mix.lm import mixture_shares
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -150,20 +151,6 @@ class MixtureCallback(TrainerCallback):
             )
         if every < 1:
             raise ConfigError("out-of-range", f"every={every} must be at least 1", place=("every",))
-        shares = (
-            {name: float(count) for name, count in sources.items()}
-            if start is None
-            else dict(start)
-        )
-        if set(shares) != set(sources) or any(
-            not 0 <= share < math.inf for share in shares.values()
-        ):
-            raise ConfigError(
-                "wrong-value",
-                f"start={shares} must have one finite weight of at least 0 per source: "
-                f"{', '.join(sources)}",
-                place=("start",),
-            )
         self.outer = outer
         self.rule = rule or Alignment()
         self.every = every
@@ -172,14 +159,8 @@ class MixtureCallback(TrainerCallback):
             self.rule.check(tuple(sources))
         except HgmsError as error:
             raise error.at("rule") from None
-        total = sum(shares.values())
-        if total <= 0:
-            raise ConfigError(
-                "out-of-range",
-                f"all {len(shares)} sources have the weight 0, but one must be greater than 0",
-                place=("start",),
-            )
-        weights = torch.tensor([shares[name] / total for name in sources], dtype=torch.float64)
+        shares = mixture_shares(sources if start is None else start, sources, "start")
+        weights = torch.tensor(shares, dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.key = Key(seed)
         self.plan = Plan(sources, self.key.fold("mixture"))
@@ -209,26 +190,14 @@ class MixtureCallback(TrainerCallback):
         rows = trainer.train_dataset
         validation = trainer.eval_dataset if validation is None else validation
         total = sum(self.plan.sizes)
-        if isinstance(rows, MixedRows):
+        if isinstance(rows, MixedRows) or not _is_indexed(rows) or len(rows) != total:
             raise ConfigError(
-                "conflicting-options",
-                "the rows of this trainer are already mixed by another callback",
+                "wrong-rows",
+                f"train_dataset of type {type(rows).__name__} must have the {total} rows of "
+                f"sources={self._sizes} by number, and no other mixture",
                 place=("trainer", "train_dataset"),
-                hint="create a new trainer for each callback",
-            )
-        if not _is_indexed(rows):
-            raise ConfigError(
-                "wrong-type",
-                f"train_dataset of type {type(rows).__name__} must have rows by number",
-                place=("trainer", "train_dataset"),
-                hint="use a data set with rows by number instead of an IterableDataset",
-            )
-        if len(rows) != total:
-            raise ConfigError(
-                "wrong-length",
-                f"train_dataset has {len(rows)} rows, but sources={self._sizes} has {total}",
-                place=("trainer", "train_dataset"),
-                hint="concatenate the rows of the sources in this order, without packing",
+                hint="concatenate the rows of the sources in this order, without packing, in a new "
+                "trainer",
             )
         if self.rule.upper and not (_is_indexed(validation) and len(validation)):
             raise ConfigError(
@@ -321,21 +290,13 @@ class MixtureCallback(TrainerCallback):
                 hint="call callback.load with the folder of this file, or start the training again",
             )
         state = load_state(path)
-        if (list(state["sources"].items()), state["seed"]) != (
-            list(self._sizes.items()),
-            self.key.seed,
-        ):
+        theirs = state["sources"], state["seed"], list(state["memory"])
+        mine = self._sizes, self.key.seed, list(self.outer.init({"logits": self.theta}))
+        if theirs != mine or list(state["sources"]) != list(self._sizes):
             raise CheckpointError(
                 "other-settings",
-                f"the file has sources={state['sources']} and seed={state['seed']}, but the "
-                f"callback has sources={self._sizes} and seed={self.key.seed}",
-                place=(str(path),),
-            )
-        if state["memory"].keys() != self.outer.init({"logits": self.theta}).keys():
-            raise CheckpointError(
-                "other-settings",
-                "the file was written with another outer optimiser than "
-                f"{type(self.outer).__name__}",
+                f"the file has sources, seed and outer optimiser {theirs}, but the callback has "
+                f"{mine}",
                 place=(str(path),),
             )
         self.theta = state["theta"]
@@ -427,14 +388,6 @@ class MixtureCallback(TrainerCallback):
         return int(place)
 
     def _check_arguments(self, args: Any) -> None:
-        if not hasattr(args, "train_sampling_strategy"):
-            raise ConfigError(
-                "not-supported",
-                "MixtureCallback requires train_sampling_strategy, which this version of "
-                "transformers does not have",
-                place=("args", "train_sampling_strategy"),
-                install="pip install -U transformers",
-            )
         faults = (
             (
                 args.world_size > 1,

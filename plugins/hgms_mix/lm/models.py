@@ -17,7 +17,7 @@ from hgms_core import ConfigError, HgmsError, Key, component
 from hgms_core.errors import MissingExtra, OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm.files import without_expansion
-from hgms_mix.lm.hub import may_run_code, resolve_name, transformers_quietly, untrusted_code
+from hgms_mix.lm.hub import may_run_code, resolve_name, transformers_quietly
 from hgms_mix.lm.sharding import ensure_ranks, shard_model
 
 MODEL = ("task", "model")
@@ -246,10 +246,7 @@ class BaseModel:
         """Read the model from a folder or the Hub."""
         assert self.path is not None
         trust = may_run_code(self.trust_remote_code, self.path)
-        where = resolve_name(self.path, "model", (*MODEL, "path"), revision=self.revision)
-        config, _ = transformers.PreTrainedConfig.get_config_dict(where, revision=self.revision)
-        if not trust and "auto_map" in config and config.get("model_type") not in _model_types():
-            raise untrusted_code("model", self.path, (*MODEL, "path"))
+        where = resolve_name(self.path, "model", (*MODEL, "path"))
         which = {"revision": self.revision, "trust_remote_code": trust}
         if device.type == "meta":
             config = transformers.AutoConfig.from_pretrained(where, **which)

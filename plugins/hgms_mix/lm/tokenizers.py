@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hgms.config import expand
-from hgms_core import ConfigError, HgmsError
+from hgms_core import ConfigError
 from hgms_core.errors import Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.files import without_expansion
-from hgms_mix.lm.hub import resolve_name, transformers_quietly, untrusted_code
+from hgms_mix.lm.hub import resolve_name, transformers_quietly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -88,8 +88,8 @@ def load_tokenizer(
     Raises
     ------
     ConfigError
-        For a path that does not exist, Python code that is not permitted, or neither padding nor
-        end token.
+        For a path that does not exist, a tokenizer that cannot be loaded (also one with Python code
+        that is not permitted), or neither padding nor end token.
     MissingExtra
         Without transformers.
     """
@@ -100,7 +100,7 @@ def load_tokenizer(
     vocabulary = folder / "encoder.json"
     merges = folder / "vocab.bpe"
     of_gpt2 = vocabulary.is_file() and merges.is_file()
-    where = resolve_name(spec, "tokenizer", place, revision=revision)
+    where = resolve_name(spec, "tokenizer", place)
     if folder.is_dir() and not of_gpt2 and not any((folder / name).is_file() for name in FILES):
         files = ", ".join(sorted(entry.name for entry in folder.iterdir())[:12]) or "(none)"
         raise ConfigError(
@@ -111,8 +111,6 @@ def load_tokenizer(
             "OWNER/NAME on the Hub",
         )
     try:
-        if not trust_remote_code and _needs_code(where, revision):
-            raise untrusted_code("tokenizer", spec, place)
         tokenizer: PreTrainedTokenizerBase = (
             transformers.GPT2TokenizerFast(vocab=str(vocabulary), merges=str(merges))
             if of_gpt2
@@ -120,8 +118,6 @@ def load_tokenizer(
                 where, revision=revision, trust_remote_code=trust_remote_code
             )
         )
-    except HgmsError:
-        raise
     except Exception as error:
         # transformers raises its own errors and those of the Hub and the Rust library.
         why = without_expansion(first_line(error), spec)
@@ -133,18 +129,6 @@ def load_tokenizer(
             "vocab.bpe, or OWNER/NAME on the Hub",
         ) from error
     return ensure_padding(tokenizer, place)
-
-
-def _needs_code(where: str, revision: str | None) -> bool:
-    """Return whether a tokenizer has a class that transformers does not contain."""
-    from transformers.models.auto.tokenization_auto import (
-        get_tokenizer_config,
-        tokenizer_class_from_name,
-    )
-
-    settings = get_tokenizer_config(where, revision=revision)
-    known = tokenizer_class_from_name(settings.get("tokenizer_class") or "") is not None
-    return "AutoTokenizer" in settings.get("auto_map", {}) and not known
 
 
 def ensure_padding(

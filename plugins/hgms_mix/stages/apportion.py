@@ -6,18 +6,14 @@ Counts are whole numbers with an exact total, within the capacity of each source
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 from hgms_core import ConfigError
 
 
 def apportion(
-    weights: Mapping[str, float],
-    capacity: Mapping[str, int],
-    size: int,
-    *,
-    allow_fewer: bool = False,
+    weights: Mapping[str, float], capacity: Mapping[str, int], size: int
 ) -> dict[str, int]:
     """Return row counts per source by Hamilton's method of largest remainders.
 
@@ -29,8 +25,7 @@ def apportion(
     sources. The arithmetic is exact (fractions). Equal remainders go to the larger weight, then to
     the name that sorts first.
 
-    A source of weight zero provides no rows. With ``allow_fewer``, missing rows are not moved: a
-    source with too few rows provides all its rows.
+    A source of weight zero provides no rows.
 
     Raises
     ------
@@ -44,10 +39,6 @@ def apportion(
     {'a': 6, 'b': 3, 'c': 2}
     >>> apportion({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11)
     {'a': 1, 'b': 6, 'c': 4}
-    >>> apportion(
-    ...     {"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 1, "b": 100, "c": 100}, 11, allow_fewer=True
-    ... )
-    {'a': 1, 'b': 3, 'c': 2}
     """
     for name, weight in weights.items():
         if not (math.isfinite(weight) and weight >= 0):
@@ -65,12 +56,15 @@ def apportion(
             place=("weights",),
         )
     counts = dict.fromkeys(weights, 0)
-    if allow_fewer:
-        wanted = _largest_remainders(shares, size)
-        return counts | {name: min(count, capacity[name]) for name, count in wanted.items()}
     available = sum(capacity[name] for name in shares)
     if available < size:
-        raise _too_few(shares, counts, capacity, size, available)
+        rows = ", ".join(f"{name} {capacity[name]}" for name in shares)
+        raise ConfigError(
+            "too-few-rows",
+            f"size={size} exceeds the {available} rows of the sources with a weight ({rows})",
+            place=("sample", "size"),
+            hint=f"decrease size to {available} or less, or add rows",
+        )
     left = size
     open_shares = dict(shares)
     while full := [
@@ -95,22 +89,3 @@ def _largest_remainders(shares: Mapping[str, Fraction], size: int) -> dict[str, 
     for name in order[: size - sum(counts.values())]:
         counts[name] += 1
     return counts
-
-
-def _too_few(
-    shares: Iterable[str],
-    all_names: Iterable[str],
-    capacity: Mapping[str, int],
-    size: int,
-    available: int,
-) -> ConfigError:
-    shares = set(shares)
-    weightless = sum(capacity[name] for name in all_names if name not in shares)
-    rows = ", ".join(f"{name} {capacity[name]}" for name in sorted(shares))
-    unused = f", and sources of weight 0 another {weightless}" if weightless else ""
-    return ConfigError(
-        "too-few-rows",
-        f"size={size} exceeds the {available} rows of the sources ({rows}{unused})",
-        place=("sample", "size"),
-        hint=f"decrease size to {available} or less, add rows, or set allow_fewer = true",
-    )

@@ -52,8 +52,7 @@ def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> 
     counts = {name: len(chosen.get(name, ())) for name in capacity}
     short = [] if scores is not None else short_sources(weights, counts, sample.size)
     for line in short:
-        rest = "the set is smaller" if sample.allow_fewer else "the others give the rest"
-        log(f"  {line}; {rest}")
+        log(f"  {line}; the others give the rest")
     sources = getattr(task, sample.of)
     rows = list_rows(sources, tables, chosen, scores, split=task.split_answers())
     rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
@@ -102,7 +101,7 @@ def draw_rows(
     key = sample.key(learned.seed)
     capacity = {name: index.size for name, index in learned.task.rows().items()}
     while True:
-        counts = apportion(learned.weights, capacity, sample.size, allow_fewer=sample.allow_fewer)
+        counts = apportion(learned.weights, capacity, sample.size)
         wanted = {name: count for name, count in counts.items() if count}
         tables = learned.task.draw(tokenizer, wanted, lambda name: key.fold("source", name))
         fewer = {name: table.size for name, table in tables.items() if table.size < wanted[name]}

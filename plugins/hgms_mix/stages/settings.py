@@ -37,27 +37,22 @@ class Sample:
     of
         ``sources``; or ``validation``: rows of the validation sets, evenly over all their rows,
         independent of the learned weights. This is the reference for training on these rows only.
-    allow_fewer
-        False: if a source has too few rows, the others provide the missing rows in proportion to
-        their weights, and the total is exact. True: missing rows are not moved, and the set is
-        smaller.
 
     Examples
     --------
-    >>> Sample(size=20_000).allow_fewer
-    False
+    >>> Sample(size=20_000).of
+    'sources'
     """
 
     size: int = field(validator=at_least(1))
     seed: int | None = field(default=None, validator=optional(at_least(0)))
-    allow_fewer: bool = False
     of: Literal["sources", "validation"] = "sources"
 
     def draw(
         self, weights: Mapping[str, float], capacity: Mapping[str, int], *, seed: int
     ) -> dict[str, Tensor]:
         """Return the drawn row positions of each source, ascending."""
-        counts = apportion(weights, capacity, self.size, allow_fewer=self.allow_fewer)
+        counts = apportion(weights, capacity, self.size)
         key = self.key(seed)
         drawn = {}
         for name, count in counts.items():
@@ -73,14 +68,14 @@ class Sample:
         names = sorted(scores)
         flat = torch.cat([scores[name].double().cpu() for name in names])
         rankable = int((~flat.isnan()).sum())
-        if rankable < self.size and not self.allow_fewer:
+        if rankable < self.size:
             pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
             raise ConfigError(
                 "too-few-rows",
                 f"size={self.size} exceeds the {rankable} rows that the method ranked ({pool})",
                 place=("sample", "size"),
                 hint="increase task.cache (rows per source that are kept for reweighting), "
-                f"decrease size to {rankable} or less, or set allow_fewer = true",
+                f"or decrease size to {rankable} or less",
             )
         # NaN sorts as −∞, and a stable order breaks ties
         order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(

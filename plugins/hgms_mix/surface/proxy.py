@@ -47,12 +47,12 @@ def choose_points(findings: Findings, points: Sequence[Point], count: int) -> li
         distinct[order[round(place)]]
         for place in np.linspace(0, len(order) - 1, min(count, len(order)))
     ]
-    if not any(point.role == "prior" for point in taken) and len(taken) > 2:
-        ranks = {distinct[number].weights: rank for rank, number in enumerate(order)}
-        prior = next(point for point in distinct if point.role == "prior")
+    prior = next(point for point in distinct if point.role == "prior")
+    if prior not in taken and len(taken) > 2:
+        ranks = [distinct[number] for number in order]
         inner = min(
             range(1, len(taken) - 1),
-            key=lambda i: abs(ranks[taken[i].weights] - ranks[prior.weights]),
+            key=lambda place: abs(ranks.index(taken[place]) - ranks.index(prior)),
         )
         taken[inner] = prior
     return taken
@@ -70,18 +70,18 @@ def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorr
     """
     from scipy.stats import rankdata
 
-    def spearman(rows: np.ndarray) -> float:
-        ranks = [rankdata(column[rows]) for column in (mine, theirs)]
-        a, b = (rank - rank.mean() for rank in ranks)
-        size = np.sqrt((a @ a) * (b @ b))
-        return float(a @ b / size) if size > 0 else np.nan
-
     generator = np.random.default_rng(key.derive())
     count = len(mine)
-    draws = np.array([spearman(generator.integers(count, size=count)) for _ in range(RESAMPLES)])
-    low, high = np.nanquantile(draws, [0.025, 0.975])
+    rows = generator.integers(count, size=(RESAMPLES, count))
+    ranks = [
+        rankdata(column[np.vstack([np.arange(count), rows])], axis=1) for column in (mine, theirs)
+    ]
+    a, b = (rank - rank.mean(1, keepdims=True) for rank in ranks)
+    with np.errstate(invalid="ignore"):
+        values = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
     return RankCorrelation(
-        value=round(spearman(np.arange(count)), 12), low=float(low), high=float(high), count=count
+        value=round(float(values[0]), 12), low=float(low), high=float(high), count=count
     )
 
 

@@ -233,28 +233,21 @@ def with_evaluated_sets(config: MixConfig) -> MixConfig:
     ConfigError
         The configuration fixes a seed for all runs, or the start requires a learned mixture.
     """
-    for table in ("sample", "finetune"):
-        if (seed := getattr(config, table).seed) is not None:
+    for table, option, needed in (
+        ("sample", "seed", None),
+        ("finetune", "seed", None),
+        ("sample", "of", "sources"),
+        ("finetune", "start", "fresh"),
+    ):
+        value = getattr(getattr(config, table), option)
+        if value != needed:
             raise ConfigError(
                 "not-supported",
-                f"seed={seed} is not supported: the runs of a surface have different seeds",
-                place=(table, "seed"),
+                f"{option}={value!r} is not supported: the runs of a surface have different seeds, "
+                "sample from the sources, and do not learn a mixture",
+                place=(table, option),
                 hint="remove it",
             )
-    if config.sample.of != "sources":
-        raise ConfigError(
-            "not-supported",
-            f"of={config.sample.of!r} is not supported: runs of a surface sample from the sources",
-            place=("sample", "of"),
-            hint='set of = "sources"',
-        )
-    if config.finetune.start == "reweighted":
-        raise ConfigError(
-            "not-supported",
-            "start='reweighted' is not supported: runs of a surface do not learn a mixture",
-            place=("finetune", "start"),
-            hint='set start = "fresh"',
-        )
     task: Any = config.task
     sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}
     sets |= {f"{REPORTED}{name}": source for name, source in task.test.items()}

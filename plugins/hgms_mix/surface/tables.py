@@ -8,10 +8,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -53,12 +51,15 @@ class Runs:
 
 def write_runs(runs: Runs, ratios: Path, metrics: Path) -> None:
     """Write both files. Reading them returns exactly the same numbers."""
-    ids = [(run, run, number) for number, run in enumerate(runs.names)]
-    rows = [[*head, *mixture] for head, mixture in zip(ids, runs.mixtures.tolist(), strict=True)]
-    _write(ratios, ["run", "name", "index", *runs.sources], rows)
-    columns = [runs.metrics[name].tolist() for name in runs.metrics]
-    rows = [[*head, *values] for head, values in zip(ids, zip(*columns, strict=True), strict=True)]
-    _write(metrics, ["run", "name", "index", *runs.metrics], rows)
+    shares = dict(zip(runs.sources, runs.mixtures.T.tolist(), strict=True))
+    values = {name: column.tolist() for name, column in runs.metrics.items()}
+    for path, columns in ((ratios, shares), (metrics, values)):
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["run", "name", "index", *columns])
+        numbers = range(len(runs.names))
+        writer.writerows(zip(runs.names, runs.names, numbers, *columns.values(), strict=True))
+        replace_file(path, buffer.getvalue().encode())
 
 
 def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda line: None) -> Runs:
@@ -125,56 +126,10 @@ def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]
 
     An empty cell is NaN.
     """
-    rows = _rows(path)
-    header = [name.strip() for name in rows[0]] if rows else []
-    key = next((name for name in IDS if name in header), None)
-    if key is None:
-        raise DataError(
-            "missing-column",
-            f"the file has no column 'run' or 'run_id' (columns: {', '.join(header) or 'none'})",
-            place=(str(path),),
-        )
-    columns = [
-        i
-        for i, name in enumerate(header)
-        if name not in OTHER and name and not name.startswith("Unnamed")
-    ]
-    if not columns:
-        raise DataError(
-            "missing-column",
-            f"the file has no column for {what} (columns: {', '.join(header)})",
-            place=(str(path),),
-        )
-    if repeated := [
-        name for name, count in Counter(header[i] for i in columns).items() if count > 1
-    ]:
-        raise DataError(
-            "duplicate-name", f"two columns have the name {repeated[0]!r}", place=(str(path),)
-        )
-    values: dict[str, list[float]] = {}
-    for number, row in enumerate(rows[1:], start=2):
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(header):
-            raise DataError(
-                "wrong-row",
-                f"the row has {len(row)} cells, but the header has {len(header)}",
-                place=(str(path), number),
-            )
-        run = row[header.index(key)]
-        if run in values:
-            raise DataError(
-                "duplicate-name", f"two rows have the run {run!r}", place=(str(path), number)
-            )
-        values[run] = [_number(row[i], path, number, header[i]) for i in columns]
-    return key, [header[i] for i in columns], values
-
-
-def _rows(path: Path) -> list[list[str]]:
     try:
-        return list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"))))
-    except FileNotFoundError:
-        raise DataError("missing-file", "the file does not exist", place=(str(path),)) from None
+        reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig")))
+        header = [name.strip() for name in next(reader, [])]
+        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except OSError as error:
         raise DataError(
             "unreadable-file", f"the file cannot be read: {error.strerror}", place=(str(path),)
@@ -183,21 +138,29 @@ def _rows(path: Path) -> list[list[str]]:
         raise DataError(
             "wrong-format", f"the file is not a CSV file in UTF-8: {error}", place=(str(path),)
         ) from None
-
-
-def _number(cell: str, path: Path, line: int, column: str) -> float:
-    try:
-        return float(cell) if cell.strip() else math.nan
-    except ValueError:
+    key = next((name for name in IDS if name in header), None)
+    names = [name for name in header if name not in ("", *OTHER) and not name.startswith("Unnamed")]
+    if key is None or not names:
+        missing = "column 'run' or 'run_id'" if key is None else f"column for {what}"
         raise DataError(
-            "wrong-row",
-            f"{cell!r} in the column {column!r} is not a number",
-            place=(str(path), line),
-        ) from None
-
-
-def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerows([header, *rows])
-    replace_file(path, buffer.getvalue().encode())
+            "missing-column",
+            f"the file has no {missing} (columns: {', '.join(header) or 'none'})",
+            place=(str(path),),
+        )
+    if len(set(names)) < len(names):
+        raise DataError("duplicate-name", "two columns have the same name", place=(str(path),))
+    values: dict[str, list[float]] = {}
+    for line, row in rows:
+        try:
+            cells = dict(zip(header, row, strict=True))
+            numbers = [float(cells[name].strip() or "nan") for name in names]
+        except ValueError as error:
+            raise DataError(
+                "wrong-row", f"the row is wrong: {error}", place=(str(path), line)
+            ) from None
+        if cells[key] in values:
+            raise DataError(
+                "duplicate-name", f"two rows have the run {cells[key]!r}", place=(str(path), line)
+            )
+        values[cells[key]] = numbers
+    return key, names, values

@@ -5,9 +5,6 @@ Optionally, repeat some of its mixtures with the larger model.
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+import tomlkit
 from attrs import frozen
 
 from hgms.config.tables import merge_options, tables_of
@@ -32,16 +30,13 @@ from hgms_mix.surface.report import settings_of, write
 from hgms_mix.surface.runs import DesignRuns, Outcome, table_of
 from hgms_mix.surface.settings import SurfaceSettings
 
-BARE = re.compile(r"[A-Za-z0-9_-]+")
-"""Keys that TOML accepts without quotes."""
-
 
 @frozen(kw_only=True)
 class Plan:
     """The settings from a mix file and the command line.
 
     ``target`` is the configuration with the larger model, or None if ``[finetune.model]`` is not
-    set. With ``options``, ``hgms mix`` reads the file in the same way as here.
+    set.
     """
 
     path: Path
@@ -50,7 +45,6 @@ class Plan:
     settings: SurfaceSettings
     folder: Path
     check: int
-    options: tuple[str, ...]
 
 
 def load(
@@ -70,7 +64,7 @@ def load(
     table = {
         key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS
     }
-    methods, table["method"] = table.get("method"), "uniform"
+    table["method"] = "uniform"
     table.setdefault("budget", "1 steps")
     registry = registry or Registry.load()
     places = merge_options(table, sets, seed, out=out, device=device)
@@ -92,33 +86,6 @@ def load(
             hint="use 8 mixtures or more",
         )
     finetune = evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
-    again: dict[str, Any] = {"--seed": seed, "--out": out, "--device": device}
-    # hgms mix requires one method of a grid; the mixture then replaces this method
-    if isinstance(methods, list):
-        entry = next(iter(methods), None)
-        again["--method"] = (
-            entry.get("label", entry.get("name")) if isinstance(entry, dict) else entry
-        )
-    options = [
-        word
-        for option, value in again.items()
-        if value is not None
-        for word in (option, str(value))
-    ]
-    options += [
-        word
-        for place, text in zip(places, sets, strict=True)
-        if place[0] != "surface"
-        for word in ("--set", text)
-    ]
-    # pass only plugins without an announcing distribution; the others are found automatically
-    files = [
-        info.module
-        for info in registry.host.infos.values()
-        if info.distribution is None and info.status == "loaded"
-    ]
-    options += [word for file in files for word in ("--plugin", file)]
-    options += ["--trust-remote-code"] * (os.environ.get("HGMS_TRUST_REMOTE_CODE") == "1")
     return Plan(
         path=path,
         config=attrs.evolve(config, finetune=finetune),
@@ -126,7 +93,6 @@ def load(
         settings=settings,
         folder=Path(config.run.out, config.run.task_label or path.stem, "surface"),
         check=check,
-        options=tuple(options),
     )
 
 
@@ -183,17 +149,15 @@ def following(plan: Plan, findings: Findings) -> str:
     """Return the command that fine-tunes on the recommended mixture, or on the prior.
 
     It uses the prior unless the recommended mixture is distinguishable from the prior, and better.
+    Options of this command must be added.
     """
     weights = findings.recommendation.weights if findings.apart else findings.prior
-    names = [
-        name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
-        for name in findings.runs.sources
-    ]
-    shares = ", ".join(f"{name} = {share:.4f}" for name, share in zip(names, weights, strict=True))
-    method = f'method={{name = "fixed", mixture = {{{shares}}}}}'
-    return shlex.join(
-        ["hgms", "mix", str(plan.path), *plan.options, "--set", "budget=1steps", "--set", method]
+    shares = ", ".join(
+        f"{tomlkit.key(name).as_string()} = {share:.4f}"
+        for name, share in zip(findings.runs.sources, weights, strict=True)
     )
+    method = f'method={{name = "fixed", mixture = {{{shares}}}}}'
+    return shlex.join(["hgms", "mix", str(plan.path), "--set", "budget=1steps", "--set", method])
 
 
 def points_of(plan: Plan, runs: DesignRuns) -> list[Point]:

@@ -225,18 +225,23 @@ REFUSED: list[tuple[str, tuple[str, ...], Any]] = [
     ),
     ("out-of-range", ("every",), lambda: callback(every=0)),
     *(
-        ("wrong-value", ("start",), lambda start=start: callback(start=start))
-        for start in ({"copy": 1.0}, {"copy": 1.0, "noise": -1.0}, {"copy": math.inf, "noise": 1.0})
+        ("out-of-range", ("start", name), lambda start=start: callback(start=start))
+        for name, start in (
+            ("noise", {"copy": 1.0, "noise": -1.0}),
+            ("copy", {"copy": math.inf, "noise": 1.0}),
+        )
     ),
+    ("wrong-value", ("start",), lambda: callback(start={"copy": 0.0})),
+    ("unknown-source", ("start", "copies"), lambda: callback(start={"copies": 1.0})),
     (
         "wrong-value",
         ("rule", "reference"),
         lambda: callback(rule=Losses(reference={"copies": 1.0, "noise": 1.0})),
     ),
-    ("conflicting-options", ("trainer", "train_dataset"), lambda: attached(times=2)),
-    ("wrong-type", ("trainer", "train_dataset"), lambda: attached(train_dataset=iter(ROWS))),
-    ("wrong-type", ("trainer", "train_dataset"), lambda: attached(train_dataset={"a": ROWS})),
-    ("wrong-length", ("trainer", "train_dataset"), lambda: attached(train_dataset=ROWS[1:])),
+    ("wrong-rows", ("trainer", "train_dataset"), lambda: attached(times=2)),
+    ("wrong-rows", ("trainer", "train_dataset"), lambda: attached(train_dataset=iter(ROWS))),
+    ("wrong-rows", ("trainer", "train_dataset"), lambda: attached(train_dataset={"a": ROWS})),
+    ("wrong-rows", ("trainer", "train_dataset"), lambda: attached(train_dataset=ROWS[1:])),
     *(
         ("no-rows", ("validation",), lambda rows=rows: attached(eval_dataset=rows))
         for rows in (None, [], {"one": VALIDATION})
@@ -254,11 +259,6 @@ REFUSED: list[tuple[str, tuple[str, ...], Any]] = [
             "auto_find_batch_size": True,
             "ignore_data_skip": True,
         }.items()
-    ),
-    (
-        "not-supported",
-        ("args", "train_sampling_strategy"),
-        lambda: attached({name: value for name, value in ARGS.items() if "strategy" not in name}),
     ),
     ("not-attached", ("trainer",), lambda: callback().on_train_begin(None, None, None)),
 ]

@@ -76,7 +76,7 @@ def test_code_of_its_own_is_refused_unless_allowed_by_the_file_and_the_command(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.delenv("HGMS_TRUST_REMOTE_CODE", raising=False)
-    with rejects("untrusted-code", *PLACE, of=ConfigError):
+    with rejects("cannot-load", *PLACE, of=ConfigError):
         load_tokenizer(str(tmp_path))
     model = BaseModel(path=str(tmp_path), tokenizer="bytes", trust_remote_code=True)
     for load in (model.load_tokenizer, lambda: model.load(torch.device("cpu"))):

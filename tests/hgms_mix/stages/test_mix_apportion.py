@@ -59,17 +59,6 @@ def test_totals_are_exact_and_sources_with_room_stay_in_proportion_in_any_order(
     assert apportion({name: weights[name] for name in names}, turned, size) == counts
 
 
-@settings(max_examples=40, deadline=None)
-@given(portfolios())
-def test_without_moving_rows_a_short_source_just_gives_what_it_has(
-    portfolio: tuple[dict[str, float], dict[str, int], int],
-) -> None:
-    weights, capacity, size = portfolio
-    endless = apportion(weights, dict.fromkeys(weights, size + 1), size)
-    fewer = apportion(weights, capacity, size, allow_fewer=True)
-    assert fewer == {name: min(endless[name], capacity[name]) for name in weights}
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 50))
 def test_counts_are_the_nearest_to_the_quotas(parts: list[int], size: int) -> None:

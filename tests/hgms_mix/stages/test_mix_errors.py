@@ -80,7 +80,7 @@ def test_rows_that_are_too_long_in_the_tokens_of_the_tuned_model_are_left_out(he
     pairs.save_pretrained("pairs")
     larger = "{config={model_type='gpt2', n_embd=8, n_head=2}, tokenizer='bytes'}"
     sets = ["task.model.tokenizer=pairs", f"finetune.model={larger}", "task.max_length=10"]
-    sets += ["sample.size=60", "sample.allow_fewer=true"]
+    sets += ["sample.size=60"]
     said: list[str] = []
     config = load(Path("mix.toml"), sets)
     learned = reweight(config.reweight, here / "some")

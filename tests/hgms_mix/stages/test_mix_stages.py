@@ -168,7 +168,8 @@ def test_the_top_rows_are_those_of_a_sort(data: st.DataObject) -> None:
     if size > len(listed):
         with rejects("too-few-rows", "sample", "size", of=ConfigError):
             Sample(size=size).top(tensors)
-    done = Sample(size=size, allow_fewer=True).top(tensors)
+        return
+    done = Sample(size=size).top(tensors)
     found = sorted((name, int(i)) for name, rows in done.items() for i in rows)
     assert found == sorted((name, i) for _, name, i in listed[:size])
     assert set(done) <= {"b", "a", "c"}

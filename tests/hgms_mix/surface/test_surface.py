@@ -251,7 +251,7 @@ def test_tables_come_back_as_they_were_and_those_of_olmix_are_read(tmp_path: Pat
         ("run,x,y\np,0.5,0.5\np,0.5,0.5\n", "duplicate-name", ("r.csv", 3)),
         ("run,x,y\nq,0.5,0.5\n", "no-rows", ("m.csv",)),
         ("run,x,x\np,0.5,0.5\n", "duplicate-name", ("r.csv",)),
-        (None, "missing-file", ("r.csv",)),
+        (None, "unreadable-file", ("r.csv",)),
         ("run,x,y\np,0.5,\udcff\n", "wrong-format", ("r.csv",)),
     ],
 )

@@ -200,21 +200,3 @@ def test_a_run_that_fails_is_named_and_the_others_are_kept(
         run_points(runs, points, lambda line: None, diverging=1)
     assert "finetune.lr" in caught.value.message
     assert [runs.find_outcome(point) is None for point in points] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("['hg-ms', 'uniform']", ("--method", "hg-ms")),
-        ("[{ label = 'mine', name = 'hg-ms' }]", ("--method", "mine")),
-        ("[{ name = 'uniform' }]", ("--method", "uniform")),
-        ("'hg-ms'", ()),
-    ],
-)
-def test_the_command_that_goes_on_names_one_method_of_a_grid(
-    here: Path, method: str, options: tuple[str, ...]
-) -> None:
-    Path("mix.toml").write_text(f"method = {method}\n{MIX}")
-    plan = load(Path("mix.toml"), ["finetune.lr=0.1", "surface.points=9"], seed=3)
-    assert plan.options == ("--seed", "3", *options, "--set", "finetune.lr=0.1")
-    assert (plan.settings.points, plan.config.finetune.lr, plan.config.seed) == (9, 0.1, 3)
