@@ -5,7 +5,7 @@
     python benchmarks/bilevel/comparison.py keep GRID RUNS FILE.npz …
             store the runs below RUNS and the output of peers.py as records
     python benchmarks/bilevel/comparison.py
-            write the tables into this folder's README.md, draw the picture
+            write the tables and the picture of docs/reference/bilevel-benchmark.md
     python benchmarks/bilevel/comparison.py --check
             status 1 if a table differs from the records
 
@@ -37,8 +37,9 @@ from hgms_core import Problem, Tree
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parent / "results" / "bilevel"
-PAGE = HERE / "README.md"
-PICTURE = HERE / "suboptimality.png"
+DOCS = HERE.parents[1] / "docs"
+PAGE = DOCS / "reference" / "bilevel-benchmark.md"
+PICTURE = DOCS / "images" / "bilevel-suboptimality.png"
 MARKED = re.compile(
     r"(?<=<!-- table: )([a-z0-9-]+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL
 )
