@@ -6,7 +6,6 @@ Runs that another process executes are not started.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import deque
@@ -18,7 +17,6 @@ from attrs import define, field
 
 from hgms.comparison.cell import PROGRAMS, Ending, Report, carry_out, fail_cell, job_of, newest
 from hgms.comparison.grid import Cell
-from hgms.comparison.usage import frozen_heap
 from hgms.config import Budget
 from hgms.executors import Executor, Job, run_with_retries, unpack_error
 from hgms.runs import Execution, RunFolder, ignore
@@ -91,15 +89,14 @@ class Coordinator:
         waiting = deque(cells)
         PROGRAMS.addFilter(self._is_new)
         try:
-            with frozen_heap() if waiting and self.executor is None else contextlib.nullcontext():
-                while waiting or self._elsewhere:
-                    self._idle = True
-                    yield from (
-                        self._here(waiting, began, report)
-                        if self.executor is None
-                        else self._there(self.executor, waiting, began, report, say)
-                    )
-                    yield from self._look_after(waiting, report, say)
+            while waiting or self._elsewhere:
+                self._idle = True
+                yield from (
+                    self._here(waiting, began, report)
+                    if self.executor is None
+                    else self._there(self.executor, waiting, began, report, say)
+                )
+                yield from self._look_after(waiting, report, say)
         finally:
             PROGRAMS.removeFilter(self._is_new)
 

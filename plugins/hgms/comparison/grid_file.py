@@ -196,27 +196,18 @@ class _Loader:
         all_methods = self.with_added(table, all_methods)
         tasks = self.select(all_tasks, only_tasks)
         methods = self.select(all_methods, only_methods)
-        if self.where == FLAGS and "budget" not in table:
-            self.errors.append(
-                ConfigError(
-                    "missing-option",
-                    "the budget is missing",
-                    place=("budget",),
-                    hint='add --budget 60s, --budget "25 steps" or --budget "1e5 calls"',
-                )
-            )
-            table["budget"] = "1 step"
         for key in self.others:
             table.pop(key, None)
         file = self.build({"task": [], "method": [], **table}, GridFile)
         self.check_on(all_tasks, all_methods)
         built = {task.label: self.build(task.at(""), Task, ("task", task.label)) for task in tasks}
         fitting = self.fitting(tasks, methods, built)
-        if file is None:
-            file = self.salvage(table)
+        metrics = self.metrics(built, table.get("metric"))
+        reference = self.reference(methods, table.get("reference"))
+        if file is None:  # the rest depends on its values
+            self.stop()
+        assert file is not None
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
-        metrics = self.metrics(built, file.metric)
-        reference = self.reference(methods, file.reference)
         self.check_run(file.run)
         self.check_devices(file.run, table.get("run", {}), built)
         if file.sweep is not None:
@@ -288,17 +279,6 @@ class _Loader:
         distinct = {(error.code, error.message, error.place): error for error in self.errors}
         if distinct:
             raise_all([*distinct.values()])
-
-    def salvage(self, table: Mapping[str, Any]) -> GridFile:
-        """Build the file without its invalid keys, so that values that depend on the other keys are
-        checked too.
-        """
-        kept: dict[str, Any] = {"budget": "1 step", "seeds": [2**40], "task": [], "method": []}
-        for key, value in table.items():
-            with contextlib.suppress(HgmsError):
-                structure({**kept, key: value}, GridFile, self.registry)
-                kept[key] = value
-        return structure(kept, GridFile, self.registry)
 
     # --- tasks and methods
 
@@ -542,7 +522,7 @@ class _Loader:
                 self.errors.append(
                     unknown_name(
                         "metric",
-                        metric,
+                        str(metric),
                         names,
                         self.place("metric"),
                         label=f"metric of task {label!r}:",
@@ -554,16 +534,9 @@ class _Loader:
     def reference(self, methods: Sequence[Entry], label: str | None) -> str:
         labels = [method.label for method in methods]
         if label is not None and label not in labels:
-            error = unknown_name(
-                "method", label, labels, self.place("reference"), label="reference method"
-            )
+            place = self.place("reference")
             self.errors.append(
-                ConfigError(
-                    **{
-                        **error.as_dict(),
-                        "hint": f"{error.hint}\nadd it to --methods, or choose another --reference",
-                    }
-                )
+                unknown_name("method", str(label), labels, place, label="reference method")
             )
         defaults = [method.label for method in methods if method.name in DEFAULT_REFERENCES]
         return label or next(iter([*defaults, *labels]), "")

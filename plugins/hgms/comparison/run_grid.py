@@ -20,7 +20,6 @@ from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
 from hgms.config.as_table import plain
 from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
-from hgms.results import without_collection
 from hgms.runs import Interrupted, RunFolder, ignore, stoppable, undeclared_plugins
 from hgms.store import DiskError, FolderInUse, hold_lease, writing
 from hgms_core import ConfigError
@@ -105,8 +104,7 @@ def run_grid(
         raise Interrupted(
             "interrupted", Interrupted.number_of(error), hint="run the same command again to resume"
         ) from None
-    with without_collection():
-        return gather(grid, cells, planned, endings, finished)
+    return gather(grid, cells, planned, endings, finished)
 
 
 def _carried_out(

@@ -79,20 +79,6 @@ def measure_usage(path: Path, device: str) -> Iterator[Usage]:
                 replace_file(path / "resources.json", json.dumps(now, indent=2).encode())
 
 
-@contextlib.contextmanager
-def frozen_heap() -> Iterator[None]:
-    """Exclude existing objects from garbage collection between runs. A notebook has many."""
-    ours = gc.get_freeze_count() == 0
-    if ours:
-        gc.collect()
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
-
-
 def cuda_for(device: str) -> Any:
     """Return torch.cuda for a run on a GPU. A run on the CPU must not allocate GPU memory."""
     with contextlib.suppress(ConfigError):  # the run itself reports this error

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import attrs
-from attrs import define, frozen
+from attrs import define
 
 from hgms.plugins import inside
 from hgms_core import (
@@ -154,34 +154,3 @@ def capture(method: Method, problem: Problem, state: State, progress: float) -> 
 
     evolve_pipeline(method, change).step(problem, state, progress)
     return Seen(pipeline, **notes)
-
-
-class _ProblemReceived(BaseException):
-    """Interrupt a step when its generator receives the problem."""
-
-
-@frozen
-class _Stop:
-    generator: Any
-
-    def propose(self, problem: Problem, *_: Any) -> Candidates:
-        raise _ProblemReceived(problem)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.generator, name)
-
-
-def inner_problem(method: Any, problem: Problem, state: State, progress: float) -> Problem:
-    """Return the problem that the parts receive after the wrappers have transformed ``problem``.
-
-    Nothing is evaluated.
-    """
-
-    def change(pipeline: Pipeline) -> Pipeline:
-        return evolve(pipeline, generator=_Stop(pipeline.generator))
-
-    try:
-        evolve_pipeline(method, change).step(problem, state, progress)
-    except _ProblemReceived as received:
-        return cast("Problem", received.args[0])
-    raise AssertionError("a pipeline calls its generator in each step")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, HgmsError, Problem, Tree
+from hgms_core import Batch, ConfigError, Problem, Tree
 from hgms_core.capabilities import HasOutputs, NotStackable, StacksCandidates, find
-from hgms_core.torch_errors import first_line
 
 AGREE = 1e-3
 """Maximum relative difference between the losses of the two problems at one point."""
@@ -58,43 +57,27 @@ class Double:
         )
 
 
-def in_double(
-    problem: Problem, theta: Tree, x: Tree, build: Callable[[], Problem] | None
-) -> tuple[Problem, str]:
-    """Return the problem in float64, and how it was obtained.
-
-    ``already``: the problem is in float64. ``cast``: its losses were converted. ``built``: the task
-    rebuilt the problem, because the losses contain tensors.
+def in_double(problem: Problem, theta: Tree, x: Tree) -> Problem:
+    """Return the problem with its losses and rows in float64, or the problem itself if it is.
 
     Raises
     ------
     ConfigError
-        If neither conversion gives losses that agree with the losses of the problem at (θ, x).
+        If the losses do not agree with the losses of the problem at (θ, x), for example because
+        they contain tensors of another dtype. Some losses raise errors of torch instead.
 
     Notes
     -----
     Cost: four values.
     """
     if all(leaf.dtype == torch.float64 for leaf in (*theta.values(), *x.values())):
-        return problem, "already"
+        return problem
     start = {"theta0": to_double(problem.theta0), "x0": to_double(problem.x0)}
     cast = attrs.evolve(
         problem, **start, g=Double(problem.g), f=Double(problem.f), precision=None, compiler=None
     )
-    try:
-        _check(problem, cast, theta, x)
-        return cast, "cast"
-    except (ConfigError, RuntimeError, TypeError) as error:
-        reason = error.message if isinstance(error, HgmsError) else first_line(error)
-    if build is None:
-        raise ConfigError(
-            "not-supported",
-            f"the losses cannot be cast to float64 ({reason}), and there is no task to create the "
-            "problem in float64",
-        )
-    built = build()
-    _check(problem, built, theta, x)
-    return built, "built"
+    _check(problem, cast, theta, x)
+    return cast
 
 
 def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:

@@ -13,7 +13,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from hgms.diagnosis.capture import Seen, capture, inner_problem, pipeline_of
+from hgms.diagnosis.capture import Seen, capture, pipeline_of
 from hgms.diagnosis.choice import choice
 from hgms.diagnosis.float64 import in_double, to_double
 from hgms.diagnosis.spectrum import FLAT, spectrum
@@ -59,8 +59,6 @@ class Diagnosing:
     method: Method
     problem: Problem = field(converter=lambda problem: attrs.evolve(problem, compiler=None))
     seed: int
-    build: Callable[[], Problem] | None = None
-    _built: list[Problem] = field(factory=list, init=False)
 
     def row(self, before: State, after: State, step: int, progress: float) -> dict[str, Any]:
         """Diagnose the step that led from ``before`` to ``after``.
@@ -72,29 +70,17 @@ class Diagnosing:
         measured = Measured({"step": step, "of": "pipeline" if is_pipeline else "result"})
 
         def of_result() -> dict[str, Any]:
-            build = None if self.build is None else self._build
-            _of_point(measured, self.problem, *self.method.result(after), build, key)
+            _of_point(measured, self.problem, *self.method.result(after), key)
             return {}
 
         def of_step() -> dict[str, Any]:
             seen = capture(self.method, self.problem, before, progress)
             measured.cost += seen.cost
-
-            def build_inner() -> Problem:
-                return inner_problem(self.method, self._build(), before, progress)
-
-            _of_step(measured, seen, None if self.build is None else build_inner, key)
+            _of_step(measured, seen, key)
             return {}
 
         measured.add("step", of_step if is_pipeline else of_result)
         return measured.as_row()
-
-    def _build(self) -> Problem:
-        """Return the float64 problem of the task, built once per run."""
-        assert self.build is not None
-        if not self._built:
-            self._built.append(self.build())
-        return self._built[0]
 
 
 @define
@@ -142,7 +128,7 @@ class Measured:
 # --------------------------------------------------------------------------------------------------
 
 
-def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None, key: Key) -> None:
+def _of_step(measured: Measured, seen: Seen, key: Key) -> None:
     estimate = seen.estimate
     h = flat(seen.estimate.value)
     measured.row |= {
@@ -158,12 +144,12 @@ def _of_step(measured: Measured, seen: Seen, build: Callable[[], Problem] | None
     settings = settings_of(seen.pipeline.hypergradient)
     ridge = settings_of(settings.get("solver")).get("ridge")
     strategy = settings.get("strategy", "vjp")
-    _of_point(measured, seen.problem, seen.theta, seen.branch.x, build, key, ridge, strategy)
+    _of_point(measured, seen.problem, seen.theta, seen.branch.x, key, ridge, strategy)
     temperature = settings_of(seen.pipeline.generator).get("temperature")
     if isinstance(temperature, float) and "normal_inverses" in measured.row:
         measured.row["tube"] = math.sqrt(temperature * measured.row["normal_inverses"])
     measured.add("longer", lambda: _longer(measured, seen, h, key))
-    measured.add("double", lambda: _double(measured, seen, h, build))
+    measured.add("double", lambda: _double(measured, seen, h))
     measured.add("gain", lambda: _gain(measured, seen, key))
     if seen.candidates.count > 1:
         measured.add(
@@ -202,17 +188,10 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
     return {"longer_cosine": cosine, "longer_ratio": ratio}
 
 
-def _double(
-    measured: Measured, seen: Seen, h: Tensor, build: Callable[[], Problem] | None
-) -> dict[str, Any]:
-    """Compute the same estimate in float64.
-
-    It is computed at the same x̂ if the estimate depends only on x̂. Otherwise the branch is
-    recomputed in float64.
-    """
-    problem, how = in_double(seen.problem, seen.theta, seen.branch.x, build)
-    if how == "already":
-        return {"double": how}
+def _double(measured: Measured, seen: Seen, h: Tensor) -> dict[str, Any]:
+    problem = in_double(seen.problem, seen.theta, seen.branch.x)
+    if problem is seen.problem:
+        return {"double": "already"}
     theta = to_double(seen.theta)
     memory = to_double(seen.memory)
     estimator = seen.pipeline.hypergradient
@@ -243,7 +222,7 @@ def _double(
         )[0]
     measured.cost += estimate.cost
     cosine, ratio = cosine_and_ratio(h, flat(estimate.value))
-    return {"double": how, "double_cosine": cosine, "double_ratio": ratio}
+    return {"double": "cast", "double_cosine": cosine, "double_ratio": ratio}
 
 
 def _gain(measured: Measured, seen: Seen, key: Key) -> dict[str, Any]:
@@ -348,7 +327,6 @@ def _of_point(
     problem: Problem,
     theta: Tree,
     x: Tree,
-    build: Callable[[], Problem] | None,
     key: Key,
     ridge: float | None = None,
     strategy: str = "vjp",
@@ -360,7 +338,7 @@ def _of_point(
     reference = problem
     # without a problem in float64, measure in the dtype of the problem
     with contextlib.suppress(HgmsError, RuntimeError, TypeError):
-        reference, _ = in_double(problem, theta, x, build)
+        reference = in_double(problem, theta, x)
         theta = to_double(theta)
         x = to_double(x)
     batch, rows = reference.lower_data.sample(key.fold("lower"), ROWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hgms.results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms.results.execution import execution_notes
-from hgms.results.folders import NULL_TEST, Skipped, read_run, scan, without_collection
+from hgms.results.folders import NULL_TEST, Skipped, read_run, scan
 from hgms.results.forest import STYLE, Forest, notebook_html
 from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
@@ -65,5 +65,4 @@ __all__ = [
     "table",
     "two_sided",
     "with_failures",
-    "without_collection",
 ]

@@ -10,9 +10,7 @@ no file outside the folder. For any file content, they return a run or a reason.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import json
 import os
 import re
@@ -94,47 +92,30 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
     skipped: list[Skipped] = []
     seen: dict[tuple[str, int], StoredRun] = {}
     visited: set[Path] = set()
-    with without_collection():
-        for path, names in _run_folders(folders):
-            if path in visited:
-                continue
-            visited.add(path)
-            try:
-                run = _read_run(path, names)
-            except HgmsError as error:
-                skipped.append(Skipped.of(path, error))
-                continue
-            same = seen.setdefault(_identity(run), run)
-            if same is run:
-                runs.append(run)
-            elif not (changed := _describe_change(same, run)):
-                label = "" if run.label == same.label else ", under another label"
-                reason = f"it has the same configuration and seed as {same.path}{label}"
-                skipped.append(Skipped(path, "duplicate-run", reason))
-            else:
-                older, newer = sorted(
-                    (same, run), key=lambda run: (run.path / "summary.json").stat().st_mtime_ns
-                )
-                runs[runs.index(same)] = seen[_identity(run)] = newer
-                reason = f"{changed} since; {newer.path} is the newer run"
-                skipped.append(Skipped(older.path, "outdated-run", reason))
+    for path, names in _run_folders(folders):
+        if path in visited:
+            continue
+        visited.add(path)
+        try:
+            run = _read_run(path, names)
+        except HgmsError as error:
+            skipped.append(Skipped.of(path, error))
+            continue
+        same = seen.setdefault(_identity(run), run)
+        if same is run:
+            runs.append(run)
+        elif not (changed := _describe_change(same, run)):
+            label = "" if run.label == same.label else ", under another label"
+            reason = f"it has the same configuration and seed as {same.path}{label}"
+            skipped.append(Skipped(path, "duplicate-run", reason))
+        else:
+            older, newer = sorted(
+                (same, run), key=lambda run: (run.path / "summary.json").stat().st_mtime_ns
+            )
+            runs[runs.index(same)] = seen[_identity(run)] = newer
+            reason = f"{changed} since; {newer.path} is the newer run"
+            skipped.append(Skipped(older.path, "outdated-run", reason))
     return runs, skipped
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Disable garbage collection inside the context.
-
-    Data read from files has no cycles. Repeated collections would take a third of the time that
-    reading takes.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _describe_change(run: StoredRun, other: StoredRun) -> str:

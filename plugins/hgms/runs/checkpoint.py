@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from hgms.store import damaged_file, describe_error, read_file, replace_file
-from hgms_core import ConfigError, Method, Problem, State, Tree
+from hgms_core import ConfigError, State
 from hgms_core.arguments import kind_of
-from hgms_core.errors import CheckpointError
 
 TENSOR = "$tensor"
 
@@ -146,45 +145,3 @@ def load_state(path: str | Path, device: torch.device | str = "cpu") -> State:
         With the name of the file, if it is missing or damaged.
     """
     return state_of(read_file(Path(path), sys.maxsize), Path(path), device)
-
-
-def result_of(method: Method, state: State, checkpoint: Path, name: str) -> tuple[Tree, Tree]:
-    """Return (θ, x) of a state that was read from a checkpoint.
-
-    ``name`` is the name of the method in messages.
-    """
-    try:
-        theta, x = method.result(state)
-        _ = [leaf.shape for leaf in (*theta.values(), *x.values())]
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _of_another(
-            checkpoint, f"the checkpoint has no state of method {name!r}: {describe_error(error)}"
-        ) from None
-    return theta, x
-
-
-def ensure_of(problem: Problem, theta: Tree, x: Tree, checkpoint: Path) -> None:
-    """Raise an error if the checkpoint belongs to another problem.
-
-    The names of x and the shapes of all leaves must be those of the problem.
-    """
-    starts = {**problem.theta0, **problem.x0}
-    wrong = [
-        name
-        for name, leaf in {**theta, **x}.items()
-        if name in starts and leaf.shape != starts[name].shape
-    ]
-    wrong = wrong or sorted(set(x) ^ set(problem.x0))
-    if wrong:
-        raise _of_another(
-            checkpoint, f"the problem of the checkpoint has another {', '.join(wrong)}"
-        )
-
-
-def _of_another(checkpoint: Path, message: str) -> CheckpointError:
-    return CheckpointError(
-        "other-settings",
-        message,
-        place=(str(checkpoint),),
-        hint=f"use another folder, or remove {checkpoint.parent}; it is unchanged",
-    )

@@ -21,7 +21,6 @@ from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
 from hgms.plugins import LOG
 from hgms.runs.advice import STILL, explain_error, still_leaves, still_note
-from hgms.runs.checkpoint import ensure_of, result_of
 from hgms.runs.clock import Clock
 from hgms.runs.compiling import StepCompiler
 from hgms.runs.config import RunSettings
@@ -86,7 +85,7 @@ class Run:
         if finished is None or self.folder is None:
             return None
         summary, state = finished
-        theta, x = result_of(self.plan.method, state, self.folder.manifest, self.info.method)
+        theta, x = self.plan.method.result(state)
         self.recorder.reread()
         execution = Execution.from_environment(self.folder.read_environment())
         return self.result(theta, x, summary, execution)
@@ -194,8 +193,6 @@ class Run:
         if loaded is not None and self.folder is not None:
             state, step = loaded
             self.position = Position(state=state, step=step)
-            theta, x = result_of(plan.method, state, self.folder.manifest, self.info.method)
-            ensure_of(problem, theta, x, self.folder.manifest)
             self.info = attrs.evolve(self.info, resumed_from=step)
         if loaded is None and problem.counters is None:  # the check would count as well
             check_losses(problem, problem.theta0, problem.x0, Key(self.info.seed))
@@ -217,9 +214,7 @@ class Run:
             )
             recorder.check_storable(self.position.state)
         if self.settings.diagnose is not None:
-            self.diagnosing = Diagnosing(
-                method=plan.method, problem=problem, seed=self.info.seed, build=plan.in_double()
-            )
+            self.diagnosing = Diagnosing(method=plan.method, problem=problem, seed=self.info.seed)
         self.observers.begin(self.info, recorder.rows)
 
     # --- the steps

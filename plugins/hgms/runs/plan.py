@@ -39,13 +39,6 @@ class Plan:
     role: str = ""
     restore: Callable[[Tree, Tree], tuple[Any, Any]] = lambda theta, x: (theta, x)
 
-    def in_double(self) -> Callable[[], Problem] | None:
-        """Return a function that builds the problem in float64; ``None`` without a task."""
-        task = self.task
-        if task is None or isinstance(task, OwnProblem):
-            return None
-        return lambda: task.problem(self.info.seed, self.device, torch.float64)
-
     def decide(self, problem: Problem, before: Mapping[str, Any], resumed: bool) -> Execution:
         """Decide how the steps are computed.
 

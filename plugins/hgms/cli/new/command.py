@@ -186,27 +186,11 @@ def check_name(name: str, kind: Kind) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Reject a folder that already contains files or cannot be created."""
-    if folder.parent.exists() and not folder.parent.is_dir():
-        raise ConfigError(
-            "not-a-folder",
-            f"{folder.parent} is a file",
-            place=("--into",),
-            hint="use a folder; it is created if it does not exist",
-        )
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(
-            "not-a-folder",
-            "the path already exists and is a file",
-            place=(str(folder),),
-            hint="move it, or choose another name or another folder (--into)",
-        )
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if names:
-        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+    """Raise ConfigError if the folder exists and is not empty."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(
             "file-exists",
-            f"the folder already exists and is not empty: {shown}",
+            "the path already exists",
             place=(str(folder),),
-            hint="choose another name or another folder (--into), or remove these files",
+            hint="choose another name or another folder (--into), or remove it",
         )
