@@ -27,7 +27,7 @@ from torch.func import vmap
 from hgms.config import Budget
 from hgms.tuning.implicit import SHIFTS, Implicit
 from hgms.tuning.meter import Meter
-from hgms.tuning.online import SHARES, Online, Plan
+from hgms.tuning.online import SHARES, Online
 from hgms.tuning.problem import build, rows_of
 from hgms.tuning.row_filter import filter_start, kept_rows, row_mask
 from hgms_core import Key
@@ -155,8 +155,7 @@ class EarlyStopped(Objective):
         each = u.expand(len(fit), -1)
         key = engine.key.fold("trial", self.trials)
         engine.lowest = self.best[0]
-        plan = Plan(fit=fit, key=key, limit=1.0, is_baseline=True)
-        trained, _ = engine.train(self.problem.initial(each), each, plan)
+        trained, _ = engine.train(each, fit, key, 1.0, is_baseline=True)
         loss = float(trained.judged.mean())
         if loss < self.best[0]:
             self.best = (loss, u)

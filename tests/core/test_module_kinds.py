@@ -182,12 +182,14 @@ def test_fresh_parameters_are_those_of_the_layers_own_way_by_a_key() -> None:
         nn.Linear(3, 4), nn.MultiheadAttention(4, 2), nn.BatchNorm1d(4), nn.Linear(4, 1)
     ).double()
     model[3].requires_grad_(False)
-    before = copy.deepcopy([*global_states(torch.device("cpu")), dict(model.state_dict())])
+    generators = global_states(torch.device("cpu"))
+    before = copy.deepcopy(dict(model.state_dict()))
     draw = fresh_parameters(model)
     first = draw(Key(0))
     assert_same(draw(Key(0)), first)
     assert not torch.equal(first["0.weight"], draw(Key(0).fold("other"))["0.weight"])
-    assert_same([*global_states(torch.device("cpu")), dict(model.state_dict())], before)
+    assert global_states(torch.device("cpu")) == generators
+    assert_same(dict(model.state_dict()), before)
     assert list(first) == [name for name, leaf in model.named_parameters() if leaf.requires_grad]
     assert_same(first["2.weight"], torch.ones(4, dtype=F64))
     assert_same(first["1.out_proj.bias"], torch.zeros(4, dtype=F64))  # as attention itself has it

@@ -7,7 +7,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from hgms_core import (
     detach,
 )
 from hgms_core.arguments import kind_of
-from hgms_core.capabilities import find
 from hgms_core.errors import closest
 from hgms_core.hypergrad import check_dense, lacks_gradient
 from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explain_errors, first_line, out_of_memory
@@ -49,10 +48,15 @@ COPIES = "without .detach(), .item(), .data, NumPy or torch.no_grad()"
 OTHERS = "compute with the arguments of the loss, not with other modules or tensors"
 
 
-def global_states(device: torch.device) -> list[Tensor]:
-    """Return the states of torch's global generators of the CPU and of ``device``."""
-    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *cuda]
+def global_states(device: torch.device) -> list[Any]:
+    """Return the states of the global generators of torch, NumPy and Python."""
+    states: list[Any] = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    if "numpy" in sys.modules:
+        _, numbers, *others = sys.modules["numpy"].random.get_state()
+        states += [numbers.tobytes(), others]
+    return states
 
 
 def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FEW) -> None:
@@ -76,8 +80,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
         with _with_arguments(name, theta, x, batch), arguments_unchanged(name, theta, x):
             value, above, below = _gradients(bound, theta, x)
             uses[name] = [any(grad is not None for grad in grads) for grads in (above, below)]
-            with _random_named(loss):
-                check_repeats(name, bound, theta, x)
+            check_repeats(name, bound, theta, x)
             slopes = dict(zip((f"x: {label}" for label in x), below, strict=True))
             if name == "f":
                 slopes |= zip((f"θ: {label}" for label in theta), above, strict=True)
@@ -129,7 +132,7 @@ def guard_first_step(
 ) -> tuple[State, Record]:
     """Run the first step of a pipeline, and explain wrong losses by :func:`check_losses`.
 
-    The losses are checked if the step fails, draws from a global generator of torch, or finds a
+    The losses are checked if the step fails, draws from a global generator, or finds a
     hypergradient of 0.
     """
     theta = state["theta"]
@@ -142,7 +145,7 @@ def guard_first_step(
         if not isinstance(error, HgmsError) and not out_of_memory(error):
             check_losses(problem, theta, state["x"], key, MANY)
         raise
-    moved = any(not torch.equal(a, b) for a, b in zip(before, global_states(device), strict=True))
+    moved = global_states(device) != before
     is_idle = theta and record["cost_upper_gradients"] and not record["hypergradient_norm"]
     if moved or is_idle:
         check_losses(problem, theta, advanced["x"], key.fold("step", 0))
@@ -228,8 +231,7 @@ def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
             raise
         except Exception:  # the loss is not defined there; at x the error reaches the caller
             continue
-        after = global_states(device)
-        moved = any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        moved = global_states(device) != before
         # GPU kernels that add in any order differ by less than 1e-3. A CPU repeats its results
         # exactly, and dropout in a new network may change a loss by less than the resolution of
         # float32.
@@ -245,25 +247,6 @@ def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:
 def _differs(loss: Bound, theta: Tree, x: Tree, first: Tensor, rtol: float) -> bool:
     with torch.no_grad():
         return not torch.allclose(first, loss(theta, x), rtol=rtol, atol=0.0)
-
-
-class ExplainsRandomness(Protocol):
-    """A capability of losses: names the layers that may cause random numbers."""
-
-    def random(self) -> HgmsError:
-        """Return the error for a loss that is not repeatable."""
-
-
-@contextlib.contextmanager
-def _random_named(loss: Any) -> Iterator[None]:
-    """Inside the context, the error of a random loss lists the layers that may be the cause."""
-    try:
-        yield
-    except ConfigError as error:
-        explains = find(loss, ExplainsRandomness)
-        if error.code == RANDOM.code and explains is not None:
-            raise explains.random() from None
-        raise
 
 
 def _displace(x: Tree) -> Tree:
@@ -344,24 +327,14 @@ def pure(loss: Bound, name: str = "a loss") -> Bound:
             return loss(theta, x)
         called = True
         device = next((leaf.device for leaf in x.values()), torch.device("cpu"))
-        before = _positions(device)
+        before = global_states(device)
         with _with_arguments(name, theta, x), arguments_unchanged(name, theta, x):
             value = check_number(name, loss(theta, x))
-            if _positions(device) != before:
+            if global_states(device) != before:
                 check_repeats(name, loss, theta, x)
         return value
 
     return check_first_call
-
-
-def _positions(device: torch.device) -> list[Any]:
-    """Return the states of the global generators of torch, NumPy and Python."""
-    states: list[Any] = [state.numpy().tobytes() for state in global_states(device)]
-    states.append(random.getstate())
-    if "numpy" in sys.modules:
-        _, numbers, *others = sys.modules["numpy"].random.get_state()
-        states += [numbers.tobytes(), others]
-    return states
 
 
 def check_number(name: str, value: Any) -> Tensor:

@@ -81,7 +81,8 @@ class OuterSteps:
     solver
         a LinearSolver, or any callable ``solve(matvec, b) -> v``.
     optimizer
-        An outer optimiser (``hgms.outer.Adam()``), or a ``torch.optim`` optimiser of θ only.
+        An outer optimiser (``hgms.outer.Adam()``); ``hgms.outer.TorchOptimizer`` uses those of
+        ``torch.optim``.
     every
         Lower steps between two outer steps, ≥ 1.
     lower
@@ -104,6 +105,7 @@ class OuterSteps:
 
     Examples
     --------
+    >>> from hgms.outer import Sgd
     >>> model = nn.Linear(1, 1, bias=False).double()
     >>> _ = nn.init.constant_(model.weight, 3.0)  # the minimiser of g for θ = 3
     >>> theta = torch.tensor([3.0], dtype=torch.float64)
@@ -114,7 +116,7 @@ class OuterSteps:
     ...     theta=theta,
     ...     every=10,
     ...     solver=lambda matvec, b: b,
-    ...     optimizer=torch.optim.SGD([theta], lr=0.5),
+    ...     optimizer=Sgd(lr=0.5),
     ... )
     >>> row = steps.step(model, 10, lower=torch.empty(0))  # F(θ) = ½(θ − 1)²
     >>> theta, row["outcome"], row["hypergradient_norm"]
@@ -126,7 +128,7 @@ class OuterSteps:
     upper: Iterable[Any] = field(validator=_iterable)
     theta: Tree | Tensor = field(validator=_tensors, metadata={"own": True})
     solver: Any = field(converter=as_solver)
-    optimizer: OuterOptimizer | torch.optim.Optimizer = field()
+    optimizer: OuterOptimizer
     every: int = field(default=100, validator=at_least(1))
     lower: Iterable[Any] | None = field(default=None, validator=optional(_iterable))
     strategy: Strategy = "vjp"
@@ -138,15 +140,6 @@ class OuterSteps:
         self._batches["upper"] = Batches(self.upper, "upper")
         if self.lower is not None:
             self._batches["lower"] = Batches(self.lower, "lower")
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            held = {id(leaf) for group in self.optimizer.param_groups for leaf in group["params"]}
-            if held != {id(leaf) for leaf in _leaves(self.theta).values()}:
-                raise ConfigError(
-                    "wrong-value",
-                    "the optimizer must contain the tensors of theta and no others",
-                    place=("optimizer",),
-                    hint="create it as Adam([theta], …)",
-                )
 
     def due(self, step: int) -> bool:
         """Return whether an outer step follows the lower step with this number (from 1)."""
@@ -209,14 +202,6 @@ class OuterSteps:
         return row
 
     def _apply(self, leaves: Tree, value: Tree, progress: float) -> None:
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            for name, leaf in leaves.items():
-                # replaces the gradient from the training's backward passes
-                leaf.grad = value[name].to(leaf, copy=True)
-            self.optimizer.step()
-            for leaf in leaves.values():
-                leaf.grad = None
-            return
         theta = {name: leaf.detach() for name, leaf in leaves.items()}
         memory = self.optimizer.init(theta) if self._memory is None else self._memory
         after, self._memory = self.optimizer.step(theta, value, memory, progress)
@@ -231,10 +216,7 @@ class OuterSteps:
         """
         return {
             "theta": clone(_leaves(self.theta)),
-            "optimizer": self.optimizer.state_dict()
-            if isinstance(self.optimizer, torch.optim.Optimizer)
-            else self._memory,
-            "torch_optimizer": isinstance(self.optimizer, torch.optim.Optimizer),
+            "optimizer": self._memory,
             **{name: batches.taken for name, batches in self._batches.items()},
             "records": [dict(row) for row in self.records],
         }
@@ -246,7 +228,6 @@ class OuterSteps:
         """
         leaves = _leaves(self.theta)
         theta = state["theta"]
-        memory = state["optimizer"]
         ours, theirs = (
             {name: tuple(leaf.shape) for name, leaf in tree.items()} for tree in (leaves, theta)
         )
@@ -256,24 +237,10 @@ class OuterSteps:
                 f"theta has the shapes {ours}, but the checkpoint has {theirs}",
                 place=("theta",),
             )
-        if isinstance(self.optimizer, torch.optim.Optimizer) != state["torch_optimizer"]:
-            kinds = ("an outer optimiser of HGMS", "an optimizer of torch.optim")
-            raise ConfigError(
-                "other-settings",
-                f"the checkpoint was written with {kinds[bool(state['torch_optimizer'])]}, but "
-                f"this is {kinds[not state['torch_optimizer']]}",
-                place=("optimizer",),
-            )
         with torch.no_grad():
             for name, leaf in leaves.items():
                 leaf.copy_(theta[name])
-        # A file may have converted the parameters' numbers to strings.
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            self.optimizer.load_state_dict(
-                {**memory, "state": {int(key): value for key, value in memory["state"].items()}}
-            )
-        else:
-            self._memory = move_batch(memory, next(iter(leaves.values())).device)
+        self._memory = move_batch(state["optimizer"], next(iter(leaves.values())).device)
         with torch.random.fork_rng(devices=[]):
             for name, batches in self._batches.items():
                 batches.skip(state.get(name, 0))

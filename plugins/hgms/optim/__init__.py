@@ -10,7 +10,6 @@ from hgms.optim.lower import LowerOptimizer as LowerOptimizer
 from hgms.optim.lower import Torch as Torch
 from hgms.optim.stepper import Build as Build
 from hgms.optim.stepper import Stepper as Stepper
-from hgms.optim.stepper import needs_closure as needs_closure
 from hgms.optim.timetable import Schedule as Schedule
 from hgms.optim.timetable import Timetable as Timetable
 from hgms.optim.timetable import timetable_of as timetable_of

@@ -6,7 +6,7 @@ The memory contains tensors by name, which can be stacked, saved and copied.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "bool": bool,
     "none": lambda _: None,
-    "list": lambda _: [],
 }
 """Kinds of entries that are not tensors, and the functions that restore them.
 
@@ -63,7 +62,7 @@ class Stepper:
         ------
         ConfigError
             If ``build`` does not return an optimiser, or its optimiser has other tensors than
-            ``leaves``.
+            ``leaves`` or evaluates the loss (LBFGS).
         """
         optimizer = _build_optimizer(build, [*leaves.values()])
         options = [
@@ -80,7 +79,7 @@ class Stepper:
             owner, path, kind = name.rsplit("|", 2)
             value = NUMBERS[kind](tensor) if kind in NUMBERS else _again(tensor, *kind.split())
             if owner in self.leaves:
-                _set_value(self.optimizer.state[self.leaves[owner]], path.split("."), value)
+                self.optimizer.state[self.leaves[owner]][path] = value
             else:
                 self.optimizer.param_groups[int(owner)][path] = value
 
@@ -117,7 +116,7 @@ class Stepper:
         entries = [
             (name, path, value)
             for name, leaf in self.leaves.items()
-            for path, value in _walk(state.get(leaf, {}), "")
+            for path, value in state.get(leaf, {}).items()
         ]
         for number, (group, fresh) in enumerate(
             zip(self.optimizer.param_groups, self.fresh, strict=True)
@@ -158,8 +157,8 @@ class Stepper:
                 return kind, torch.tensor(
                     value, dtype=torch.float64 if kind == "float" else None, device=device
                 )
-        if value is None or value == []:
-            return "none" if value is None else "list", torch.zeros((), device=device)
+        if value is None:
+            return "none", torch.zeros((), device=device)
         raise ConfigError(
             "not-supported",
             f"{self._name} stores a {type(value).__name__} in its state, which cannot be carried "
@@ -171,21 +170,6 @@ class Stepper:
     @property
     def _name(self) -> str:
         return type(self.optimizer).__name__
-
-
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimiser's step evaluates the loss repeatedly.
-
-    Examples
-    --------
-    >>> (
-    ...     needs_closure(torch.optim.LBFGS([torch.zeros(1)])),
-    ...     needs_closure(torch.optim.Adam([torch.zeros(1)])),
-    ... )
-    (True, False)
-    """
-    more = list(inspect.signature(optimizer.step).parameters.values())
-    return bool(more) and more[0].default is inspect.Parameter.empty
 
 
 def _build_optimizer(build: Build, leaves: list[Tensor]) -> torch.optim.Optimizer:
@@ -211,6 +195,14 @@ def _build_optimizer(build: Build, leaves: list[Tensor]) -> torch.optim.Optimize
             place=("optimizer",),
             hint=hint,
         )
+    arguments = [*inspect.signature(optimizer.step).parameters.values()]
+    if arguments and arguments[0].default is inspect.Parameter.empty:
+        raise ConfigError(
+            "not-supported",
+            f"{type(optimizer).__name__} evaluates the loss several times per step",
+            place=("optimizer",),
+            hint="use an optimiser with one gradient per step, such as Adam",
+        )
     held = {id(leaf) for group in optimizer.param_groups for leaf in group["params"]}
     if held != {id(leaf) for leaf in leaves}:
         raise ConfigError(
@@ -230,36 +222,6 @@ def _again(tensor: Tensor, place: str, dtype: str | None = None) -> Tensor:
         getattr(torch, dtype) if dtype else tensor.dtype,
         copy=True,
     )
-
-
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of nested dictionaries and lists by their paths.
-
-    Numbers in brackets are positions in a list.
-    """
-    items: Any = None
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, list | tuple) and len(value):
-        items = ((f"[{place}]", item) for place, item in enumerate(value))
-    if items is None:
-        yield path, value
-        return
-    for key, item in items:
-        yield from _walk(item, f"{path}.{key}" if path else str(key))
-
-
-def _set_value(tree: Any, path: list[str], value: Any) -> None:
-    key, *rest = path
-    place: Any = int(key[1:-1]) if key.startswith("[") else key
-    if isinstance(tree, list):
-        tree.extend([None] * (place + 1 - len(tree)))
-    if not rest:
-        tree[place] = value
-        return
-    if (tree[place] if isinstance(tree, list) else tree.get(place)) is None:
-        tree[place] = [] if rest[0].startswith("[") else {}
-    _set_value(tree[place], rest, value)
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import NoReturn
 from attrs import frozen
 
 from hgms.optim.rule import not_linear
-from hgms.optim.stepper import Build, needs_closure
+from hgms.optim.stepper import Build
 from hgms.optim.timetable import Timetable
 from hgms_core import Tree
 
@@ -26,10 +26,6 @@ class TorchRule:
 
     def check_linear(self) -> NoReturn:
         raise not_linear("torch")
-
-    @property
-    def needs_closure(self) -> bool:
-        return needs_closure(self.times.optimizer)
 
     def no_moments(self, x: Tree) -> Tree:
         return {}

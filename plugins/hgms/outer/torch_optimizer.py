@@ -31,7 +31,6 @@ def _names() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[..., Any]) -> None:
-    """Require a class with a step that needs only a gradient."""
     if isinstance(value, str) and value not in _names():
         raise unknown_name(
             "optimizer", value, _names(), ("optimizer",), label="optimiser of torch.optim"
@@ -43,22 +42,6 @@ def _usable(_self: object, _attribute: Attribute[Any], value: str | Callable[...
             f"optimizer={chosen!r} must be the name of a class in torch.optim, or a class derived "
             "from torch.optim.Optimizer",
             place=("optimizer",),
-        )
-    closure = list(inspect.signature(chosen.step).parameters.values())[1:2]
-    if closure and closure[0].default is inspect.Parameter.empty:
-        raise ConfigError(
-            "not-supported",
-            f"{chosen.__name__} evaluates the loss several times per step, but an outer step has "
-            "one hypergradient",
-            place=("optimizer",),
-            hint="use an optimiser with one gradient per step, such as Adam",
-        )
-    if chosen is torch.optim.SparseAdam:
-        raise ConfigError(
-            "not-supported",
-            "SparseAdam requires sparse gradients, but a hypergradient is dense",
-            place=("optimizer",),
-            hint="use Adam",
         )
 
 
@@ -135,7 +118,7 @@ class TorchOptimizer:
                     ("settings", name),
                     label=f"setting of {optimizer.__name__}",
                 )
-        self._build([torch.zeros(2, 2, requires_grad=True)])
+        self._stepper({"θ": torch.zeros(2, 2)}, {})
 
     @classmethod
     def testing_instance(cls) -> TorchOptimizer:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
-from attrs import field
+from attrs import define, field
 from torch import Tensor
 
-from hgms.solvers.rounds import Correction, in_rounds
 from hgms_core import LinearSystem, MatVec, Outcome, Solution, component, hookimpl
 from hgms_core.validators import at_least, not_negative, positive
 
@@ -77,64 +77,87 @@ class ScipySolver:
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol)
-
-        def correct(r: Tensor, tolerance: Tensor, left: Tensor) -> Correction:
-            value = torch.zeros_like(r)
-            steps = torch.zeros_like(left)
-            codes = torch.full_like(left, Outcome.CONVERGED.code)
-            curvature = torch.full_like(tolerance, torch.inf)
-            largest = torch.zeros_like(tolerance)
-            for row in [()] if r.dim() == 1 else [(i,) for i in range(r.shape[0])]:
-                if left[row] > 0:
-                    watched = _Watched(
-                        system, row, r.dtype, int(left[row]), stop_at_negative=self.method == "cg"
-                    )
-                    value[row] = watched.run(self.method, r[row], float(tolerance[row]))
-                    steps[row], curvature[row] = watched.steps, watched.curvature
-                    largest[row] = watched.largest
-                    if watched.why is not None:
-                        codes[row] = watched.why.code
-            return Correction(
-                value=value, steps=steps, codes=codes, curvature=curvature, largest=largest
-            )
-
-        return in_rounds(system, x0, self.max_steps, correct)
+        x, r = system.start(x0)
+        x = x.clone()
+        size = system.norm(r)
+        codes = system.codes(Outcome.CONVERGED)
+        steps = torch.zeros_like(codes)
+        curvature = torch.full_like(size, torch.inf)
+        for row in [()] if r.dim() == 1 else [(i,) for i in range(r.shape[0])]:
+            if size[row] > system.target[row]:
+                own = _Row(system, row, self.method, self.max_steps, stops=self.method == "cg")
+                x[row], size[row], outcome = own.solve(x[row], r[row])
+                codes[row] = outcome.code
+                steps[row] = own.steps
+                curvature[row] = own.curvature
+        return system.solution(x, size, codes, steps, curvature)
 
 
 class _Stop(Exception):
     """Raised in a product to end the method with the iterate of its last callback."""
 
 
-class _Watched:
+@define
+class _Row:
     """One system for SciPy.
 
-    It counts products, records curvature, and stops the method if necessary.
+    It counts products, records curvature, and stops the method if necessary: ``stops`` at
+    directions without positive curvature.
     """
 
-    def __init__(
-        self,
-        system: LinearSystem,
-        row: tuple[int, ...],
-        dtype: torch.dtype,
-        limit: int,
-        *,
-        stop_at_negative: bool,
-    ) -> None:
-        self.system = system
-        self.row = row
-        self.dtype = dtype
-        self.limit = limit
-        self.stop_at_negative = stop_at_negative
-        self.steps = 0
-        self.curvature = float("inf")
-        self.largest = 0.0
-        self.why: Outcome | None = None
-        self.latest: Array | None = None
+    system: LinearSystem
+    row: tuple[int, ...]
+    method: Method
+    limit: int
+    stops: bool
+    steps: int = 0
+    curvature: float = math.inf
+    largest: float = 0.0
+    why: Outcome | None = None
+    latest: Any = None
 
-    def run(self, method: Method, r: Tensor, tolerance: float) -> Tensor:
+    def solve(self, x: Tensor, r: Tensor) -> tuple[Tensor, float, Outcome]:
+        """Call the method for the remaining residual r until it is small; add its results to x.
+
+        A correction must improve the residual by more than its rounding error. Return (x, its
+        residual norm, outcome).
+        """
+        system = self.system
+        target = float(system.target[self.row])
+        size = float(r.norm())
+        ease = 0.9
+        while True:
+            before = self.steps
+            tolerance = max(ease * target / size, system.precision)
+            value = self.correction(r, tolerance)
+            fresh = system.rhs[self.row] - self.apply(x + value)
+            true = float(fresh.norm())
+            is_stuck = not true <= 0.5 * size
+            # after negative curvature the value is a step of descent
+            is_descent = self.why is Outcome.NEGATIVE_CURVATURE
+            gain = float((fresh - r).norm()) if is_descent else size - true
+            error = 10 * system.precision * self.largest * float(value.norm())
+            is_better = math.isfinite(true) and gain > 0 and error <= gain
+            is_last = tolerance <= system.precision or self.steps == before or not is_better
+            if is_better:
+                x = x + value
+                r = fresh
+                size = true
+            if size <= target:
+                return x, size, Outcome.CONVERGED
+            if self.why is not None:
+                return x, size, self.why
+            if self.steps >= self.limit:
+                return x, size, Outcome.ITERATION_LIMIT
+            if is_stuck and is_last:
+                return x, size, Outcome.STAGNATED
+            ease *= 1e-3 if is_stuck else 0.1
+
+    def correction(self, r: Tensor, tolerance: float) -> Tensor:
+        """Return the method's solution for the right-hand side r."""
         from scipy.sparse import linalg
 
-        short = self.dtype not in (torch.float32, torch.float64)
+        short = r.dtype not in (torch.float32, torch.float64)
         rhs = (r.float() if short else r).cpu().numpy()
         self.latest = np.zeros_like(rhs)
         operator = linalg.LinearOperator(
@@ -143,11 +166,11 @@ class _Watched:
         arguments: dict[str, Any] = {
             "rtol": tolerance,
             "callback": self.note,
-            **_lengths(method, self.limit, len(rhs)),
+            **_lengths(self.method, self.limit - self.steps, len(rhs)),
         }
-        if method != "minres":
+        if self.method != "minres":
             arguments["atol"] = 0.0
-        solver: Callable[..., tuple[Array, int]] = getattr(linalg, method)
+        solver: Callable[..., tuple[Array, int]] = getattr(linalg, self.method)
         value = self.latest
         try:
             with np.errstate(all="ignore"):
@@ -159,6 +182,11 @@ class _Watched:
     def note(self, x: Array) -> None:
         self.latest = np.array(x)
 
+    def apply(self, v: Tensor) -> Tensor:
+        vector = torch.zeros_like(self.system.rhs)
+        vector[self.row] = v.to(vector)
+        return self.system.apply(vector)[self.row]
+
     def product(self, v: Array) -> Array:
         v = v.reshape(-1)
         size = float(v @ v)
@@ -167,11 +195,8 @@ class _Watched:
         if self.steps == self.limit:
             raise _Stop
         self.steps += 1
-        vector = torch.zeros_like(self.system.rhs)
-        vector[self.row] = torch.from_numpy(v).to(vector)
-        product: Array = (
-            self.system.apply(vector)[self.row].cpu().to(torch.from_numpy(v).dtype).numpy()
-        )
+        tensor = torch.from_numpy(v)
+        product: Array = self.apply(tensor).cpu().to(tensor.dtype).numpy()
         if not np.isfinite(product).all():
             self.why = Outcome.NONFINITE
             raise _Stop
@@ -179,7 +204,7 @@ class _Watched:
         self.curvature = min(self.curvature, quotient)
         self.largest = max(self.largest, abs(quotient))
         zero = 10 * self.system.precision * self.largest
-        if quotient <= zero and self.stop_at_negative:
+        if quotient <= zero and self.stops:
             negative = quotient < -zero
             self.why = Outcome.NEGATIVE_CURVATURE if negative else Outcome.STAGNATED
             raise _Stop

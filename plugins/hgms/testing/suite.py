@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
-
 from hgms.facts import name_of
+from hgms.packages import optional_module
 from hgms.plugins import KINDS, Kind, Registry
 from hgms.testing import class_checks as every
 from hgms.testing import equal_weights as equal
@@ -24,7 +23,7 @@ from hgms.testing import (
 from hgms.testing.instances import failures_of, kind_of
 from hgms.testing.kit import Check
 from hgms_core import ConfigError
-from hgms_core.errors import MissingExtra, unknown_name
+from hgms_core.errors import unknown_name
 
 OF_KIND: Mapping[str, Any] = {
     "generator": generators,
@@ -135,14 +134,7 @@ def parametrize_with_checks(
     ConfigError
         For an expected failure of a check that does not exist.
     """
-    try:
-        import pytest
-    except ModuleNotFoundError:
-        raise MissingExtra(
-            "missing-package",
-            "parametrize_with_checks requires pytest, which is not installed",
-            install="pip install pytest",
-        ) from None
+    pytest = optional_module("pytest", "parametrize_with_checks", "test")
     rows = []
     for label, component in zip(_labels(components), components, strict=True):
         expected = (
@@ -171,10 +163,8 @@ def parametrize_with_checks(
 
 
 def _labels(components: Sequence[Any]) -> list[str]:
-    """Return the names, extended by a distinguishing suffix for names that occur twice."""
-    names = [str(name_of(item)) for item in components]
-    labels = []
-    for position, (name, component) in enumerate(zip(names, components, strict=True)):
+    """Return the names, with their positions for names that occur twice."""
+    for position, component in enumerate(components):
         if isinstance(component, type):
             raise ConfigError(
                 "wrong-type",
@@ -182,14 +172,5 @@ def _labels(components: Sequence[Any]) -> list[str]:
                 place=("components", position),
                 hint=f"use {component.__name__}()",
             )
-        if names.count(name) == 1 or not attrs.has(type(component)):
-            labels.append(name)
-            continue
-        own = [
-            field
-            for field in attrs.fields(type(component))
-            if getattr(component, field.name) != field.default
-        ]
-        settings = (f"{field.name}={getattr(component, field.name)!r}" for field in own)
-        labels.append(f"{name}({','.join(settings)})")
-    return [label if labels.count(label) == 1 else f"{label}#{i}" for i, label in enumerate(labels)]
+    names = [str(name_of(item)) for item in components]
+    return [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]

@@ -259,8 +259,8 @@ class Auto:
         self, problem: TuningProblem, stages: Stages, seed: int
     ) -> Iterator[tuple[Implicit | Online, Candidate]]:
         """Yield the candidates of the implicit engine; if it fails, of the online engine."""
-        suits = problem.is_smooth and len(problem.w0) <= LARGEST and not problem.space.has_rates
-        if self.engine == "implicit" and problem.space.has_rates:
+        suits = problem.is_smooth and len(problem.w0) <= LARGEST and not problem.space.uses("rate")
+        if self.engine == "implicit" and problem.space.uses("rate"):
             raise ConfigError(
                 "not-supported",
                 "the implicit engine has no learning rate to learn",

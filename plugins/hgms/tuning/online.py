@@ -19,9 +19,8 @@ Cost of one lower step: one gradient per replica; with a hypergradient, about fo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import attrs
 import torch
@@ -115,63 +114,37 @@ class Adam:
         return (w - rates * self.scale * self.first / (1 - 0.9**self.count)).detach()
 
 
-@define(eq=False, kw_only=True)
+@define(eq=False)
 class Mover:
     """Adam for u ``[R, m]`` with a pull to ``centre``, scaled by the first hypergradient."""
 
+    space: Space
     centre: Tensor
-    low: Tensor
-    high: Tensor
-    unit: Tensor
     size: Tensor | None = None
-    first: Tensor | None = None
-    second: Tensor | None = None
-    count: int = 0
-
-    @classmethod
-    def of(cls, centre: Tensor, space: Space) -> Mover:
-        return cls(centre=centre, low=space.low, high=space.high, unit=space.unit)
+    adam: Adam | None = None
 
     def move(self, u: Tensor, slope: Tensor) -> Tensor:
         """Return the next u for a hypergradient."""
         slope = torch.nan_to_num(slope.detach(), 0.0, 0.0, 0.0)
-        if self.size is None or self.first is None or self.second is None:
+        if self.size is None or self.adam is None:
             self.size = slope.square().mean().sqrt()
-            self.first = torch.zeros_like(slope)
-            self.second = torch.zeros_like(slope)
-        slope = slope + PULL * self.size * (u - self.centre)
-        self.count += 1
-        self.first = 0.9 * self.first + 0.1 * slope
-        self.second = 0.99 * self.second + 0.01 * slope.square()
-        floor = 0.1 * self.second.mean(1, keepdim=True).sqrt() + 1e-12
-        scale = (self.second / (1 - 0.99**self.count)).sqrt() + floor
-        step = self.first / (1 - 0.9**self.count) / scale
-        return (u - OUTER_RATE * self.unit * step).clamp(self.low, self.high)
+            self.adam = Adam.of(slope, OUTER_RATE)
+        adam = self.adam
+        adam.observe(slope + PULL * self.size * (u - self.centre))
+        floor = 0.1 * adam.second.mean(1, keepdim=True).sqrt() + 1e-12
+        scale = (adam.second / (1 - 0.99**adam.count)).sqrt() + floor
+        step = adam.first / (1 - 0.9**adam.count) / scale
+        space = self.space
+        return (u - OUTER_RATE * space.unit * step).clamp(space.low, space.high)
 
-    def state(self) -> dict[str, Any]:
-        return {"size": self.size, "first": self.first, "second": self.second, "count": self.count}
+    def state(self) -> Stage:
+        return {"size": self.size, **({} if self.adam is None else attrs.asdict(self.adam))}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Stage) -> None:
         """Continue from a stored state."""
         self.size = state["size"]
-        self.first = state["first"]
-        self.second = state["second"]
-        self.count = state["count"]
-
-
-@frozen(eq=False, kw_only=True)
-class Plan:
-    """One training: its rows, its batches, and the share of the budget at which it ends.
-
-    With ``learn``, the masks of the rows for hypergradients, ``mover`` changes u on the way.
-    """
-
-    fit: Tensor
-    key: Key
-    limit: float
-    learn: Tensor | None = None
-    mover: Mover | None = None
-    is_baseline: bool = False
+        if self.size is not None:
+            self.adam = Adam(**{name: state[name] for name in attrs.fields_dict(Adam)})
 
 
 @define(eq=False)
@@ -261,7 +234,7 @@ class Online:
         problem = self.problem
         masks = problem.masks
         u = self.centre.expand(len(masks.group), -1)
-        mover = Mover.of(u, problem.space)
+        mover = Mover(problem.space, u)
         limit = min(LAST_SHARE, max(LEARNING_SHARE, self.meter.share + 0.3))
         best: Trained | None = None
         number = 0
@@ -325,27 +298,19 @@ class Online:
         limit = now + max(0.02, (BASELINE_SHARE - now) / max(1, self.left))
         count = len(self.problem.masks.group)
         each = u.expand(count, -1)
-        plan = Plan(fit=fit, key=self.key.fold(name), limit=limit, is_baseline=True)
-        trained, _ = self.train(self.problem.initial(each), each, plan)
+        trained, _ = self.train(each, fit, self.key.fold(name), limit, is_baseline=True)
         return {"w": trained.w, "u": u, "judged": trained.judged, "step": trained.step}
 
     def restart(self, number: int, u: Tensor, mover: Mover, limit: float) -> Stage:
         """Train from the initial parameters, with moving u."""
         masks = self.problem.masks
-        plan = Plan(
-            fit=masks.fit,
-            key=self.key.fold("restart", number),
-            limit=limit,
-            learn=masks.outer,
-            mover=mover,
-        )
-        trained, last = self.train(self.problem.initial(u), u, plan)
+        key = self.key.fold("restart", number)
+        trained, last = self.train(u, masks.fit, key, limit, masks.outer, mover)
         return {**attrs.asdict(trained), "last": last, **mover.state()}
 
     def fixed(self, name: str, u: Tensor, fit: Tensor, limit: float) -> Stage:
         """Train with the learned u of each replica."""
-        plan = Plan(fit=fit, key=self.key.fold(name), limit=limit)
-        trained, _ = self.train(self.problem.initial(u), u, plan)
+        trained, _ = self.train(u, fit, self.key.fold(name), limit)
         return {"w": trained.w, "u": u, "judged": trained.judged}
 
     def filter_rows(self) -> Stage:
@@ -371,26 +336,41 @@ class Online:
 
     # --- one training
 
-    def train(self, w: Tensor, u: Tensor, plan: Plan) -> tuple[Trained, Tensor]:
-        """Train all replicas with early stopping; return the best checkpoint and the last u."""
+    def train(
+        self,
+        u: Tensor,
+        fit: Tensor,
+        key: Key,
+        limit: float,
+        learn: Tensor | None = None,
+        mover: Mover | None = None,
+        *,
+        is_baseline: bool = False,
+    ) -> tuple[Trained, Tensor]:
+        """Train all replicas with early stopping; return the best checkpoint and the last u.
+
+        ``fit`` are the masks of the rows, ``limit`` is the share of the budget at the end. With
+        ``learn``, the masks of the rows for hypergradients, ``mover`` changes u on the way.
+        """
         problem = self.problem
+        w = problem.initial(u)
         slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
-        has_rates = problem.space.has_rates
+        has_rates = problem.space.uses("rate")
         rates = partial(problem.space.rates, size=w.shape[1])
-        unrolled = UNROLLED if has_rates or problem.space.has_anchor else 1
+        unrolled = UNROLLED if has_rates or problem.space.uses("anchor") else 1
         every = max(EVERY, unrolled)
         adam = Adam.of(w, self.rate)
-        lower = self.batches(plan.fit, plan.key.fold("lower"), LONGEST)
-        upper = lower if plan.learn is None else self.batches(plan.learn, plan.key, LONGEST)
+        lower = self.batches(fit, key.fold("lower"), LONGEST)
+        upper = lower if learn is None else self.batches(learn, key, LONGEST)
         best: Trained | None = None
         stalled = 0
         judging = 0.0
         marks = [self.meter.share]
         for step, numbers in enumerate(lower, 1):
             batch = problem.batch(numbers)
-            mask = _select(plan.fit, numbers)
+            mask = _select(fit, numbers)
             adam.observe(slope_of(w, u, mask, batch))
-            if plan.mover is not None and plan.learn is not None and step > 5 and step % every == 0:
+            if mover is not None and learn is not None and step > 5 and step % every == 0:
                 rows = upper[step - 1]
                 coming = lower[step - 1 : step - 1 + unrolled]
                 ahead = partial(
@@ -398,16 +378,16 @@ class Online:
                     batches=[problem.batch(each) for each in coming],
                     upper=problem.batch(rows),
                 )
-                fits = tuple(_select(plan.fit, each) for each in coming)
-                outer = _select(plan.learn, rows)
-                u = plan.mover.move(u, vmap(grad(ahead))(u, w, adam.scale, fits, outer))
+                fits = tuple(_select(fit, each) for each in coming)
+                outer = _select(learn, rows)
+                u = mover.move(u, vmap(grad(ahead))(u, w, adam.scale, fits, outer))
                 self.meter.call((len(coming) + 1) * len(w))
             w = adam.move(w, vmap(rates)(u) if has_rates else 1.0)
             self.meter.count()
             self.meter.call(len(w))
             marks.append(self.meter.share)
             following = marks[-1] - marks[-every - 1 :][0] + judging
-            spent = marks[-1] + following > plan.limit
+            spent = marks[-1] + following > limit
             if step % CHECK and not spent:
                 continue
             judged = problem.held_out(w)
@@ -418,7 +398,7 @@ class Online:
             stalled = 0 if best is None or mean < float(best.scores[-1]) else stalled + 1
             found = Trained(w=w, u=u, judged=judged, scores=each, step=step)
             best = found if best is None else best.merge(found, problem.masks)
-            is_behind = plan.is_baseline and step >= 100 and mean > BEHIND * self.lowest
+            is_behind = is_baseline and step >= 100 and mean > BEHIND * self.lowest
             if stalled >= STALLED or spent or is_behind or not math.isfinite(mean):
                 break
         assert best is not None
@@ -436,7 +416,7 @@ class Online:
     ) -> Tensor:
         """Return the upper loss after one preconditioned lower step per batch."""
         problem = self.problem
-        if problem.space.has_rates:
+        if problem.space.uses("rate"):
             scale = scale * problem.space.rates(u, len(w))
         for fit, batch in zip(fits, batches, strict=True):
             w = w - scale * grad(problem.train_loss)(w, u, fit, batch)

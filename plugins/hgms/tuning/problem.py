@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from hgms.adapters import ModuleParts, as_data
 from hgms.hyper import Block, Hyper
 from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree, slopes
 from hgms_core.arguments import check_function
+from hgms_core.torch_errors import RANDOM
 
 FEW_ROWS = 400
 """Below this number of training rows there are four folds, otherwise three."""
@@ -78,17 +79,9 @@ class Space:
     def is_penalty(self) -> Tensor:
         return self._fill(lambda block: float(block.index is not None)) > 0
 
-    @cached_property
-    def has_row_weights(self) -> bool:
-        return any(block.weigh is not None for block in self.blocks.values())
-
-    @cached_property
-    def has_rates(self) -> bool:
-        return any(block.rate is not None for block in self.blocks.values())
-
-    @cached_property
-    def has_anchor(self) -> bool:
-        return any(block.anchor is not None for block in self.blocks.values())
+    def uses(self, part: str) -> bool:
+        """Return whether a hyperparameter has this part of :class:`hgms.hyper.Block`."""
+        return any(getattr(block, part) is not None for block in self.blocks.values())
 
     @cached_property
     def is_per_row(self) -> bool:
@@ -102,40 +95,38 @@ class Space:
         """Return the values by name that the loss receives."""
         return {name: self.blocks[name].value(part) for name, part in self.parts(u).items()}
 
+    def with_part(self, u: Tensor, part: str) -> Iterator[tuple[Any, Tensor]]:
+        """Yield the hyperparameters that have this part, with their slices of u."""
+        for name, values in self.parts(u).items():
+            if getattr(self.blocks[name], part) is not None:
+                yield self.blocks[name], values
+
     def decay(self, u: Tensor, size: int) -> Tensor:
         """Return the weight decay of each parameter, ``[d]``."""
         total = self.like.new_zeros(size)
-        for name, part in self.parts(u).items():
-            block = self.blocks[name]
-            if block.index is not None:
-                index = block.index.to(u.device)
-                total = total + torch.where(index >= 0, block.value(part)[index], 0.0)
+        for block, part in self.with_part(u, "index"):
+            index = block.index.to(u.device)
+            total = total + torch.where(index >= 0, block.value(part)[index], 0.0)
         return total
 
     def rates(self, u: Tensor, size: int) -> Tensor:
         """Return the factor of the lower rate of each parameter, ``[d]``."""
         total = self.like.new_ones(size)
-        for name, part in self.parts(u).items():
-            block = self.blocks[name]
-            if block.rate is not None:
-                total = total * block.value(part)[block.rate.to(u.device)]
+        for block, part in self.with_part(u, "rate"):
+            total = total * block.value(part)[block.rate.to(u.device)]
         return total
 
     def initial(self, u: Tensor, w0: Tensor) -> Tensor:
         """Return the parameters at the start of a training, ``[d]``."""
-        for name, part in self.parts(u).items():
-            anchor = self.blocks[name].anchor
-            if anchor is not None:
-                w0 = anchor(part)
+        for block, part in self.with_part(u, "anchor"):
+            w0 = block.anchor(part)
         return w0
 
     def attraction(self, u: Tensor, w: Tensor) -> Tensor:
         """Return the penalty ½ s ‖w − c(u)‖²."""
         total = w.new_zeros(())
-        for name, part in self.parts(u).items():
-            block = self.blocks[name]
-            if block.anchor is not None:
-                total = total + block.strength * (w - block.anchor(part)).square().sum() / 2
+        for block, part in self.with_part(u, "anchor"):
+            total = total + block.strength * (w - block.anchor(part)).square().sum() / 2
         return total
 
     def curvature(self, u: Tensor, size: int) -> Tensor:
@@ -145,10 +136,8 @@ class Space:
     def row_weights(self, u: Tensor, batch: Batch) -> Tensor | float:
         """Return the factor of each training row of the batch."""
         weight: Tensor | float = 1.0
-        for name, part in self.parts(u).items():
-            weigh = self.blocks[name].weigh
-            if weigh is not None:
-                weight = weight * weigh(part, batch)
+        for block, part in self.with_part(u, "weigh"):
+            weight = weight * block.weigh(part, batch)
         return weight
 
 
@@ -268,7 +257,7 @@ class TuningProblem:
     def train_loss(self, w: Tensor, u: Tensor, mask: Tensor, batch: Batch) -> Tensor:
         """Return Σ_i m_i ω_i(u) ℓ_i(w, u) / Σ_i m_i + ½ Σ_j λ_j(u) w_j² + ½ s ‖w − c(u)‖²."""
         weight = mask
-        if self.space.has_row_weights:
+        if self.space.uses("weigh"):
             is_training = batch["index"] < self.train_size
             own = {**batch, "index": batch["index"].clamp_max(self.train_size - 1)}
             weight = mask * torch.where(is_training, self.space.row_weights(u, own), 1.0)
@@ -278,7 +267,7 @@ class TuningProblem:
         total = data + (decay * w * w).sum() / 2
         if self.regulariser is not None:
             total = total + self.regulariser(self.spec.unravel(w), batch)
-        return total + self.space.attraction(u, w) if self.space.has_anchor else total
+        return total + self.space.attraction(u, w) if self.space.uses("anchor") else total
 
     def initial(self, u: Tensor) -> Tensor:
         """Return the parameters at the start of a training for each row of u, ``[R, d]``."""
@@ -521,7 +510,7 @@ def check_effects(module: ModuleProblem) -> None:
         (slope,) = slopes(value, [u])
     except RuntimeError as error:
         if "randomness error mode" in str(error):
-            raise module.parts.random_loss() from error
+            raise RANDOM.at() from error
         raise ConfigError(
             "not-differentiable",
             f"the training loss has no gradient in the hyperparameters: {error}",

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from attrs import field, frozen
 from torch import Tensor, nn
 
+from hgms.adapters.losses import check_options
 from hgms.config import Budget
 from hgms.hyper import Hyper
 from hgms.tuning.auto import Auto, Search, as_problem
@@ -29,9 +29,6 @@ from hgms.tuning.problem import (
 from hgms.tuning.result import TuneResult
 from hgms.tuning.stage_folder import StageFolder
 from hgms_core import Problem
-from hgms_core.arguments import reports_errors
-from hgms_core.components import read_by_annotation
-from hgms_core.validators import optional_positive
 
 
 class TuneOptions(TypedDict, total=False):
@@ -45,21 +42,6 @@ class TuneOptions(TypedDict, total=False):
     clock: Literal["wall", "cpu"]
     folder: str | Path | None
     progress: Callable[[str, float], None] | None
-
-
-@reports_errors
-@frozen(kw_only=True, field_transformer=read_by_annotation)
-class Options:
-    """The checked options of one call."""
-
-    test: Any = None
-    engine: Literal["auto", "implicit", "online"] = "auto"
-    batch_size: int | None = field(default=None, validator=optional_positive)
-    folds: int | None = field(default=None, validator=optional_positive)
-    seed: int = 0
-    clock: Literal["wall", "cpu"] = "wall"
-    folder: Any = None
-    progress: Callable[[str, float], None] | None = None
 
 
 def tune(
@@ -155,21 +137,24 @@ def tune(
     >>> result.engine, result.values["decay"].shape
     ('implicit', torch.Size([5]))
     """
+    check_options(tune, options, TuneOptions)
     check_learn(learn)
-    chosen_options = Options(**options)
     limit = Budget(budget)
-    module = build(model, loss, train, validation, learn, chosen_options.folds, chosen_options.seed)
+    names = ("engine", "batch_size", "folds", "clock")
+    settings: Any = {name: value for name, value in options.items() if name in names}
+    method = Auto(budget=str(limit), **settings)
+    seed = options.get("seed", 0)
+    module = build(model, loss, train, validation, learn, method.folds, seed)
     problem = module.problem
     check_effects(module)
-    method = Auto(
-        budget=str(limit),
-        engine=chosen_options.engine,
-        batch_size=chosen_options.batch_size,
-        clock=chosen_options.clock,
-    )
-    keeper = _keeper(module, loss, learn, limit, chosen_options)
+    keeper = None
+    if (folder := options.get("folder")) is not None:
+        rows = (problem.rows, problem.train_size)
+        numbers = (method.engine, method.batch_size, method.folds, seed)
+        inputs = (loss, module.parts.module, problem.w0, rows, learn, str(limit), numbers)
+        keeper = StageFolder(folder, *inputs)
     with contextlib.nullcontext() if keeper is None else keeper.folder.lease():
-        search, spent = _run(method, as_problem(problem), chosen_options, keeper)
+        search, spent = _run(method, as_problem(problem), seed, keeper, options.get("progress"))
     chosen, reference = search.chosen, search.reference
     assert chosen is not None
     assert reference is not None
@@ -178,7 +163,7 @@ def tune(
     space = problem.space
     values = {name: value.detach() for name, value in space.values(chosen.u).items()}
     usable = [item for item in search.candidates if item.loss < math.inf]
-    tests = _test_losses(problem, search.engine, usable, chosen_options.test)
+    tests = _test_losses(problem, search.engine, usable, options.get("test"))
     return TuneResult(
         model=module.trained(search.w, values),
         values=values,
@@ -194,39 +179,30 @@ def tune(
     )
 
 
-def _keeper(
-    module: ModuleProblem, loss: Any, learn: Any, limit: Budget, options: Options
-) -> StageFolder | None:
-    """Return the folder of the stages; its key is the digest of all inputs of the numbers."""
-    if options.folder is None:
-        return None
-    problem = module.problem
-    rows = (problem.rows, problem.train_size)
-    numbers = (options.engine, options.batch_size, options.folds, options.seed)
-    inputs = (loss, module.parts.module, problem.w0, rows, learn, str(limit), numbers)
-    return StageFolder(options.folder, *inputs)
-
-
 def _run(
-    method: Auto, problem: Problem, options: Options, keeper: StageFolder | None
+    method: Auto,
+    problem: Problem,
+    seed: int,
+    keeper: StageFolder | None,
+    progress: Callable[[str, float], None] | None,
 ) -> tuple[Search, dict[str, float]]:
     """Run the method to its end; return the search, and its counts with their share."""
-    state = method.init(problem, options.seed)
+    state = method.init(problem, seed)
     if keeper is not None:
         stages = keeper.stages()
         spent = [stage["spent"] for stage in stages.values()]
         latest = max(spent, key=lambda counts: float(counts["seconds"]), default=state["spent"])
         state = {**state, "stages": stages, "spent": latest}
-    if options.progress is not None:
-        options.progress("start", 0.0)
+    if progress is not None:
+        progress("start", 0.0)
     while not method.is_finished(state):
         state, record = method.step(problem, state)
         name = str(record["stage"])
         if keeper is not None and name:
             keeper.save(name, state["stages"][name])
-        if options.progress is not None:
-            options.progress(name, min(1.0, float(record["share"])))
-    meter = method.meter(method.problem(problem, options.seed))
+        if progress is not None:
+            progress(name, min(1.0, float(record["share"])))
+    meter = method.meter(method.problem(problem, seed))
     meter.restore(state["spent"])
     share = meter.share
     finished = Stages(meter, state["stages"], state["spent"], 0)

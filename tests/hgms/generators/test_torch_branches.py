@@ -19,7 +19,7 @@ from hgms.hypergradients import Unrolled
 from hgms.optim import Clip, Torch
 from hgms.runs import pack, unpack
 from hgms.testing import Check, parametrize_with_checks
-from hgms_core import ConfigError, Selection, Tree
+from hgms_core import ConfigError, Selection
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 EVERY: dict[str, Build] = {
@@ -133,37 +133,10 @@ def test_unrolled_rejects_torch_optimisers() -> None:
     assert (error.value.code, error.value.place) == ("not-supported", ("hypergradient",))
 
 
-def test_lbfgs_solves_each_branch_and_counts_its_gradients() -> None:
-    def build(parameters: Any) -> torch.optim.Optimizer:
-        return LBFGS(parameters, max_iter=5, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        calls.append(1)
-        hand.optimizer.zero_grad()
-        loss = PROBLEM.g(THETA, hand.leaves, PROBLEM.lower_data.whole)
-        loss.backward()
-        return loss
-
-    def two_steps() -> Tree:
-        for _ in range(2):
-            hand.optimizer.step(closure)  # type: ignore[arg-type]
-        return {name: leaf.detach().clone() for name, leaf in hand.leaves.items()}
-
-    calls: list[int] = []
-    hand = ByHand(build)
-    branches = Branches(
-        count=2,
-        steps=2,
-        optimizer=Torch(build=build, moments="fresh"),
-        diversity=Diversity(noise=0.1, noise_scale="absolute"),
-    )
-    candidates = propose(branches)
-    assert_same(candidates.at(0), two_steps(), **CLOSE)
-    one = evolve(branches, count=1, optimizer=Torch(build=build))
-    single = propose(one)
-    assert candidates.cost.lower_gradients > single.cost.lower_gradients == len(calls)
-    start = one.carry(one.init(PROBLEM, KEY), single, torch.tensor(0), KEY, PROBLEM)
-    assert_same(propose(one, start=start).at(0), two_steps(), **CLOSE)
+def test_an_optimiser_that_evaluates_the_loss_is_rejected() -> None:
+    with pytest.raises(ConfigError) as error:
+        propose(Branches(optimizer=Torch(build=LBFGS)))
+    assert (error.value.code, error.value.place[-1]) == ("not-supported", "optimizer")
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,6 @@ def test_a_table_of_settings_survives_a_file_and_runs() -> None:
     [
         ('optimizer = "RAdm"', "unknown-optimizer", ["optimizer"]),
         ('optimizer = "LBFGS"', "not-supported", ["optimizer"]),
-        ('optimizer = "SparseAdam"', "not-supported", ["optimizer"]),
         ('optimizer = "Optimizer"', "unknown-optimizer", ["optimizer"]),
         ("settings = { lrr = 0.1 }", "unknown-option", ["settings", "lrr"]),
         ("settings = { lr = -1.0 }", "wrong-value", ["settings"]),

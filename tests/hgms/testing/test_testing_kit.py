@@ -128,7 +128,7 @@ def test_what_cannot_be_checked_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "pytest", None)
     with rejects("missing-package", of=MissingExtra) as caught:
         parametrize_with_checks([Exact()])
-    assert caught.value.install == "pip install pytest"
+    assert caught.value.install == "pip install 'hgms[test]'"
 
 
 def test_a_class_may_say_what_it_is_not_made_to_pass() -> None:

@@ -191,8 +191,8 @@ class Branches:
 
     Notes
     -----
-    Cost: N·K lower gradients; with ``accumulate``, that many times more gradients, each of a part;
-    with LBFGS as many as it takes. Memory: 4N lower states with AdamW, 2N with SGD, activations of
+    Cost: N·K lower gradients; with ``accumulate``, that many times more gradients, each of a part.
+    Memory: 4N lower states with AdamW, 2N with SGD, activations of
     ``chunk`` branches, kept graphs.
 
     Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment
@@ -282,10 +282,10 @@ class Branches:
             whole = self._path(problem, start, key, 0)
             x, moments, losses, add_kept = whole.keep(theta, mixed=self.keep_path == "states")
             replay, mixed = replays_of(path, self.optimizer, add_kept)
-            calls = self.steps
         else:
-            x, moments, losses, calls = self._forward(problem, detach(theta), start, key, members)
+            x, moments, losses = self._forward(problem, detach(theta), start, key, members)
             replay, mixed = replays_of(path, self.optimizer)
+        calls = len(members) * self.steps
         rows = calls * problem.lower_data.count(self.batch_size)
         cost = Cost(lower_gradients=calls * self._parts(problem.lower_data), rows=rows)
         return Candidates(
@@ -324,34 +324,33 @@ class Branches:
 
     def _forward(
         self, problem: Problem, theta: Tree, start: State, key: Key, members: Sequence[int]
-    ) -> tuple[Tree, Tree, Tensor, int]:
-        """Run the branches ``members`` without a graph.
-
-        Return (ends, moments, last losses, number of gradients).
-        """
+    ) -> tuple[Tree, Tree, Tensor]:
+        """Run the branches ``members`` without a graph; return (ends, moments, last losses)."""
         whole = self._course(problem, start, key, members)
         x = whole.x
         index = whole.index
         rule = whole.rule
         own = self._own_batches(index)
         remember = isinstance(rule, TorchRule) and self.optimizer.moments == "carry"
-        # LBFGS evaluates each branch a variable number of times, so branches run one at a time.
-        mode: Mode = "loop" if isinstance(rule, TorchRule) and rule.needs_closure else self.mode
         losses = next(iter(x.values())).new_empty(len(members))
         memories: list[Tree] = []
-        calls = 0
 
         def trial() -> tuple[Tree, Tree]:
             return theta, problem.lower_data.batch(None if index is None else index[..., 0, :])
 
         for group in groups(
-            problem.g, x, own_batch=own, rows=whole.rows, mode=mode, chunk=self.chunk, trial=trial
+            problem.g,
+            x,
+            own_batch=own,
+            rows=whole.rows,
+            mode=self.mode,
+            chunk=self.chunk,
+            trial=trial,
         ):
             course = whole.part(group.part, group.loss, own)
-            losses[group.part], memory, took = advance(course, theta, self.name, remember)
+            losses[group.part], memory = advance(course, theta, self.name, remember)
             memories += memory
-            calls += took * len(course.decays)
-        return x, join_memories(memories) if remember else whole.moments, losses, calls
+        return x, join_memories(memories) if remember else whole.moments, losses
 
     def operands(
         self, problem: Problem, start: State, key: Key, progress: float
@@ -483,12 +482,9 @@ def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree
     return own(start["x"]), own(start["moments"])
 
 
-def advance(
-    course: Course, theta: Tree, name: str, remember: bool
-) -> tuple[Tensor, list[Tree], int]:
+def advance(course: Course, theta: Tree, name: str, remember: bool) -> tuple[Tensor, list[Tree]]:
     """Run all steps of a group in place; see :meth:`Course.advance`."""
-    steps = len(course.rates)
     compiled = course.problem.compiler is not None and course.accumulate == 1
     if compiled and isinstance(course.rule, Rule):
-        return advance_compiled(name, course, course.rule, theta), [], steps
-    return course.advance(theta, 0, steps, remember)
+        return advance_compiled(name, course, course.rule, theta), []
+    return course.advance(theta, 0, len(course.rates), remember)

@@ -107,11 +107,11 @@ class Course(LowerStep):
 
     def advance(
         self, theta: Tree, first: int, last: int, remember: bool = False
-    ) -> tuple[Tensor, list[Tree], int]:
+    ) -> tuple[Tensor, list[Tree]]:
         """Move x and the moments in place from step ``first`` to step ``last``, without a graph.
 
         Return (losses before the last step, memory of each member's torch optimiser if
-        ``remember``, gradients per member).
+        ``remember``).
         """
 
         steps = range(first, last)
@@ -132,7 +132,7 @@ class Course(LowerStep):
             self.rule.step(
                 self.x, grads, self.moments, self.numbers(step), stacked=self.stacked, in_place=True
             )
-        return loss, [], len(steps)
+        return loss, []
 
     def _members(self, tree: Tree) -> list[Tree]:
         """Return the rows of a stack."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,44 +21,31 @@ def advance_torch(
     first: int,
     factors: Sequence[tuple[Sequence[float], Sequence[float]]],
     remember: bool,
-) -> tuple[Tensor, list[Tree], int]:
+) -> tuple[Tensor, list[Tree]]:
     """Move the leaves of each member in place, by one step per entry of ``factors``.
 
     ``slopes(step)`` returns the gradients of the members and their losses at the current leaves.
     ``first`` is the number of the first step. An entry of ``factors`` contains a factor on the rate
     and one on the decay per member. Return (lower losses before the last step, memory of each
-    member, gradients per member).
+    member).
     """
     loss = torch.empty(())
-    calls = 0
     # leaves of the optimisers, which share memory with the members
     leaves = [
         {name: leaf.detach().requires_grad_() for name, leaf in member.items()}
         for member in members
     ]
     steppers = [Stepper.of(rule.build, *each) for each in zip(leaves, memories, strict=True)]
-
-    def set_gradients(step: int) -> Tensor:
-        nonlocal calls
-        calls += 1
-        grads, losses = slopes(step)
-        for own, slope in zip(leaves, grads, strict=True):
-            for name, leaf in own.items():
-                leaf.grad = slope[name]
-        return losses
-
     options: list[dict[str, Any]] = []
     for step, (rates, decays) in enumerate(factors, start=first):
         options = rule.times.options(rule.done + step)
-        for stepper, rate, decay in zip(steppers, rates, decays, strict=True):
+        grads, loss = slopes(step)
+        for stepper, slope, rate, decay in zip(steppers, grads, rates, decays, strict=True):
             stepper.set(options, rate, decay)
-        if rule.needs_closure:
-            loss = cast("Any", steppers[0].optimizer).step(partial(set_gradients, step))
-            continue
-        loss = set_gradients(step)
-        for stepper in steppers:
+            for name, leaf in stepper.leaves.items():
+                leaf.grad = slope[name]
             stepper.optimizer.step()
-    return loss, [stepper.memory(options) for stepper in steppers] if remember else [], calls
+    return loss, [stepper.memory(options) for stepper in steppers] if remember else []
 
 
 def join_memories(memories: Sequence[Tree]) -> Tree:

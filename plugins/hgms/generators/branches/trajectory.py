@@ -130,15 +130,14 @@ class Trajectory:
 
         if self.keep_path == "none":
             still = detach(theta)
-            x, losses, calls = self._forward(path(self.steps, still), still)
+            x, losses = self._forward(path(self.steps, still), still)
             replay, mixed = replays_of(path_to, self.optimizer)
         else:
             leaves = require_grad(theta)
             x, losses, add_kept = self._keep(path(self.steps, leaves), leaves)
             replay, mixed = replays_of(path_to, self.optimizer, add_kept)
-            calls = self.steps
-        rows = problem.lower_data.count(self.batch_size)
-        cost = Cost(lower_gradients=calls, rows=calls * rows)
+        rows = self.steps * problem.lower_data.count(self.batch_size)
+        cost = Cost(lower_gradients=self.steps, rows=rows)
         return Candidates(x=x, losses=losses, cost=cost, replay=replay, replay_mixed=mixed)
 
     def carry(
@@ -148,25 +147,21 @@ class Trajectory:
             "x": candidates.at(index if self.carry_rule == "selected" else candidates.count - 1)
         }
 
-    def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor, int]:
-        """Run without a graph; return (candidates, loss before the last step of each,
-        gradients).
-        """
+    def _forward(self, path: Path, theta: Tree) -> tuple[Tree, Tensor]:
+        """Run without a graph; return (candidates, loss before the last step of each)."""
         if (run := path.run_compiled(theta)) is not None:
-            return *self._candidates(run), self.steps
+            return self._candidates(run)
         path = evolve(path, x=clone(path.x))
         x = repeat(path.x, len(self._candidate_steps))
         losses = next(iter(path.x.values())).new_empty(len(self._candidate_steps))
         done = 0
-        calls = 0
         for row, step in enumerate(self._candidate_steps):
-            losses[row], memories, took = path.advance(theta, done, step, remember=True)
+            losses[row], memories = path.advance(theta, done, step, remember=True)
             path = evolve(path, moments=memories[0]) if memories else path
             for name, leaf in path.x.items():
                 x[name][row] = leaf
             done = step
-            calls = calls + took
-        return x, losses, calls
+        return x, losses
 
     def _keep(self, path: Path, leaves: Tree) -> tuple[Tree, Tensor, Callable[[Replay], Replay]]:
         """Run and keep the graph or the states.

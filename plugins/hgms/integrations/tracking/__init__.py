@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hgms.integrations.tracking.trackers import TRACKERS, ensure_installed, numbers
+from hgms.integrations.tracking.trackers import TRACKERS, numbers, tracker_module
 from hgms_core import hookimpl
 from hgms_core.errors import unknown_name
 
@@ -36,7 +36,7 @@ def names(settings: Mapping[str, Any]) -> list[str]:
 @hookimpl
 def hgms_ready(settings: Mapping[str, Any]) -> None:
     for name in names(settings):
-        ensure_installed(name)
+        tracker_module(name)
 
 
 @hookimpl

@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hgms.packages import optional_module
 from hgms.store import digest
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
     from hgms_core import RunInfo
 
 PROJECT = "hgms"
-
-
-class Tracker(Protocol):
-    def log(self, row: Mapping[str, float], step: int) -> None: ...
-
-    def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None: ...
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -68,7 +62,8 @@ def identity(run: RunInfo) -> str:
     return digest(where)[:16]
 
 
-def _module(name: str) -> Any:
+def tracker_module(name: str) -> Any:
+    """Import the package of a tracker; MissingExtra if it is not installed."""
     return optional_module(name, f"the tracker {name!r}", name, place=("run", "track"))
 
 
@@ -76,7 +71,7 @@ class TensorBoard:
     """Event files in the run's folder (``tensorboard --logdir runs``)."""
 
     def __init__(self, run: RunInfo) -> None:
-        _module("tensorboard")
+        tracker_module("tensorboard")
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         folder = run.folder if run.folder is not None else Path("runs", title(run))
         # A resumed run repeats the steps after its checkpoint, so their earlier points are removed.
@@ -99,7 +94,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, run: RunInfo) -> None:
-        wandb = _module("wandb")
+        wandb = tracker_module("wandb")
         self._run = wandb.init(
             project=None if os.environ.get("WANDB_PROJECT") else PROJECT,
             name=title(run),
@@ -123,11 +118,11 @@ class WeightsAndBiases:
         self._run.finish(exit_code=1 if failed else 0)
 
 
-class Trackio:
+class Trackio(WeightsAndBiases):
     """A run of the local project ``hgms`` (``trackio show``); no data leaves the machine."""
 
     def __init__(self, run: RunInfo) -> None:
-        trackio = _module("trackio")
+        trackio = tracker_module("trackio")
         self._run = trackio.init(
             project=PROJECT,
             name=f"{title(run)}-{identity(run)[:6]}",
@@ -136,22 +131,12 @@ class Trackio:
             embed=False,
         )
 
-    def log(self, row: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(row), step=step)
-
     def close(self, summary: Mapping[str, Any] | None, *, failed: bool) -> None:
         self._run.finish()
 
 
-TRACKERS: dict[str, Callable[[RunInfo], Tracker]] = {
+TRACKERS: dict[str, Callable[[RunInfo], Any]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "trackio": Trackio,
 }
-
-
-def ensure_installed(name: str) -> None:
-    """Raise MissingExtra if the tracker's package is missing; each tracker has the name of its
-    extra.
-    """
-    _module(name)
