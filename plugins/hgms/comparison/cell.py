@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,16 +16,7 @@ from hgms.comparison.usage import measure_usage
 from hgms.distributed import RankLost
 from hgms.executors import Job, Needs, RemoteProgress, Tell, as_error, pack_error
 from hgms.plugins import Registry
-from hgms.runs import (
-    Execution,
-    RunConfig,
-    RunFolder,
-    last_row,
-    leaving,
-    line_of,
-    record_failure,
-    run_config,
-)
+from hgms.runs import Execution, RunConfig, RunFolder, leaving, line_of, record_failure, run_config
 from hgms.store import DiskError, FolderInUse, replace_file
 from hgms_core import HgmsError
 from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
@@ -35,9 +25,6 @@ PATIENCE = 0.5
 """Seconds to wait for a folder that another process has locked. An orphan of a killed comparison
 exits automatically.
 """
-
-PROGRAMS = logging.getLogger("hgms.programs")
-"""The logger of messages about parts that cannot be compiled."""
 
 Report = Callable[[Cell, float, Mapping[str, Any]], None]
 """``report(cell, share of its budget spent, newest record)``."""
@@ -57,21 +44,6 @@ class Ending:
     cell: Cell
     status: str
     error: HgmsError | None = None
-
-
-def newest(cell: Cell) -> tuple[float, Mapping[str, Any]] | None:
-    """Return the spent share of a run's budget and its newest row, read from its folder. ``None``
-    before its first row.
-
-    This serves callers that receive no reports from the run.
-    """
-    folder = RunFolder(cell.path)
-    with contextlib.suppress(OSError, CheckpointError, ValueError, KeyError, TypeError):
-        record, timing = last_row(folder.steps), last_row(folder.timings)
-        calls = int(record.get("oracle_calls") or 0)
-        seconds = float(timing["seconds"])
-        return cell.config.budget.spent_share(seconds, int(record["step"]), calls), record
-    return None
 
 
 def carry_out(cell: Cell, report: Report, execution: Execution | None = None) -> Ending:
@@ -155,31 +127,18 @@ def prepare(arguments: Mapping[str, Any], _tell: Tell) -> None:
 
 
 def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Execute the run of ``arguments`` (see :func:`job_of`) as a job; report its steps and
-    warnings.
-    """
+    """Execute the run of ``arguments`` (see :func:`job_of`) as a job; report its steps."""
 
     progress = RemoteProgress(tell)
 
     def report(_cell: Cell, share: float, record: Mapping[str, Any]) -> None:
         progress.watch(None, record, share)
 
-    class Warnings(logging.Handler):
-        """Forward warnings about compilation to the requesting process, which owns the terminal."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            tell(event="warning", text=record.getMessage())
-
-    handler = Warnings(logging.WARNING)
-    PROGRAMS.addHandler(handler)
-    try:
-        config = RunConfig.from_dict(
-            arguments["config"], registry=_registry(tuple(arguments["plugins"]))
-        )
-        execution = None if arguments["execution"] is None else Execution.of(arguments["execution"])
-        ending = carry_out(Cell(config=config, path=Path(arguments["path"])), report, execution)
-    finally:
-        PROGRAMS.removeHandler(handler)
+    config = RunConfig.from_dict(
+        arguments["config"], registry=_registry(tuple(arguments["plugins"]))
+    )
+    execution = None if arguments["execution"] is None else Execution.of(arguments["execution"])
+    ending = carry_out(Cell(config=config, path=Path(arguments["path"])), report, execution)
     return {
         "status": ending.status,
         "error": None if ending.error is None else pack_error(ending.error),

@@ -82,11 +82,6 @@ if TYPE_CHECKING:
 )
 @executor_options
 @click.option("--scale", metavar="NAME", help="A scale of the GRID: apply its table [scale.NAME].")
-@click.option(
-    "--fresh",
-    is_flag=True,
-    help="Start a new process for every run (slower; separates the memory of runs).",
-)
 @click.option("--retry-failed", is_flag=True, help="Run failed cells again.")
 @click.option("--dry-run", is_flag=True, help="Check everything and list the cells, without a run.")
 @track_option
@@ -110,7 +105,6 @@ def compare(
     executor: str | None,
     address: str | None,
     scale: str | None,
-    fresh: bool,
     retry_failed: bool,
     dry_run: bool,
     track: Sequence[str],
@@ -177,7 +171,6 @@ def compare(
         jobs=jobs,
         executor=where,
         retry_failed=retry_failed,
-        fresh=fresh,
         progress=not as_json,
         say=lambda line: click.echo(line, err=True),
     )

@@ -15,12 +15,15 @@ from typing import Any
 import attrs
 from attrs import define, field
 
-from hgms.comparison.cell import PROGRAMS, Ending, Report, carry_out, fail_cell, job_of, newest
+from hgms.comparison.cell import Ending, Report, carry_out, fail_cell, job_of
 from hgms.comparison.grid import Cell
 from hgms.config import Budget
 from hgms.executors import Executor, Job, run_with_retries, unpack_error
 from hgms.runs import Execution, RunFolder, ignore
 from hgms.store import HeldFolders
+
+PROGRAMS = logging.getLogger("hgms.programs")
+"""The logger of messages about parts that cannot be compiled."""
 
 POLL = 1.0
 """Seconds between two checks of runs that other processes execute."""
@@ -96,7 +99,7 @@ class Coordinator:
                     if self.executor is None
                     else self._there(self.executor, waiting, began, report, say)
                 )
-                yield from self._look_after(waiting, report, say)
+                yield from self._look_after(waiting, say)
         finally:
             PROGRAMS.removeFilter(self._is_new)
 
@@ -104,9 +107,6 @@ class Coordinator:
         self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report
     ) -> Iterator[Ending]:
         while waiting:
-            self._pass_over(waiting)
-            if not waiting:
-                return
             cell = waiting.popleft()
             self._idle = False
             began(cell)
@@ -130,12 +130,8 @@ class Coordinator:
         def tell(job: Job, event: Mapping[str, Any]) -> None:
             cell = self._running[job]
             self.recall(cell)
-            if event["event"] == "warning":
-                PROGRAMS.warning("%s", event["text"])
-            elif event["event"] == "step":
+            if event["event"] == "step":
                 report(cell, event["share"], event["record"])
-            elif event["event"] == "look" and (row := newest(cell)) is not None:
-                report(cell, *row)
 
         for end in run_with_retries(executor, _Ready(self, waiting, began), tell, say):
             cell = self._running.pop(end.job)
@@ -154,9 +150,7 @@ class Coordinator:
             else:
                 yield ending
 
-    def _look_after(
-        self, waiting: deque[Cell], report: Report, say: Callable[[str], None]
-    ) -> Iterator[Ending]:
+    def _look_after(self, waiting: deque[Cell], say: Callable[[str], None]) -> Iterator[Ending]:
         """Yield the endings of runs that other processes executed.
 
         Runs that no process executes any more are queued in ``waiting``.
@@ -185,8 +179,6 @@ class Coordinator:
                 say(f"{cell}: its process has ended; it resumes here")
                 waiting.append(cell)
             else:
-                if (row := newest(cell)) is not None:
-                    report(cell, *row)
                 self._elsewhere.append(cell)
 
     def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
@@ -195,7 +187,6 @@ class Coordinator:
         A run may start if the execution of its task is known, or if the run itself is the first to
         decide it.
         """
-        self._pass_over(waiting)
         undecided = {
             _kind(cell) for cell in [*self._running.values(), *self._elsewhere]
         } - self.executions.keys()
@@ -208,20 +199,6 @@ class Coordinator:
         self._running[job] = cell
         began(cell)
         return job
-
-    def _pass_over(self, waiting: deque[Cell]) -> None:
-        """Skip the next runs that another process executes or has finished.
-
-        These runs are monitored, not started. All processes start with the same grid in the same
-        order. Without this step, each of many processes would wait for the lease of every run of
-        another process.
-        """
-        while waiting:
-            folder = RunFolder(waiting[0].path)
-            theirs = folder.in_use and not self._held.free(folder.path)
-            if not theirs and not (folder.summary.exists() and waiting[0].state()[0] == "done"):
-                return
-            self._elsewhere.append(waiting.popleft())
 
     def recall(self, cell: Cell) -> None:
         """Store the execution of a run for the other runs of its task.

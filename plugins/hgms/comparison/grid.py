@@ -17,15 +17,13 @@ from attrs import field, frozen
 
 from hgms.config import Budget
 from hgms.config.convert import structure
-from hgms.config.invalid import init_fields
 from hgms.config.tables import overlay_tables, set_value, show
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms.store import describe_error
 from hgms_core import ConfigError, HgmsError, Method
 from hgms_core.components import evolve
-from hgms_core.errors import CheckpointError, Place, unknown_name
+from hgms_core.errors import CheckpointError, Place
 from hgms_core.validators import at_least, at_most
 
 NO_FILE = "the grid"
@@ -111,10 +109,7 @@ class Entry:
         ``values``.
         """
         if self.component is not None:
-            component = self.component
-            for key, value in (values or {}).items():
-                component = with_field(component, key.split("."), value)
-            return component
+            return self.component
         table = copy_table(overlay_tables(self.table, self.on.get(task, {})))
         for key, value in (values or {}).items():
             set_value(table, key.split("."), value)
@@ -126,32 +121,6 @@ def copy_table(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: copy_table(item) for key, item in value.items()}
     return [copy_table(item) for item in value] if isinstance(value, list) else value
-
-
-def with_field(component: Any, path: Sequence[str], value: Any) -> Any:
-    """Return the component with a field, possibly of a nested part, set to ``value``.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown field, and for a value that the field rejects; the place is the field.
-    """
-    name, *rest = path
-    cls = type(component)
-    fields = init_fields(cls) if attrs.has(cls) else {}
-    if name not in fields:
-        raise unknown_name("option", name, fields, (name,), label=f"field of {cls.__name__}")
-    if rest:
-        try:
-            value = with_field(getattr(component, fields[name].name), rest, value)
-        except HgmsError as error:
-            raise error.at(name) from None
-    try:
-        return attrs.evolve(component, **{name: value})
-    except (ValueError, TypeError) as error:
-        raise ConfigError(
-            "wrong-value", f"{name}={value!r} is invalid: {describe_error(error)}", place=(name,)
-        ) from None
 
 
 @frozen(kw_only=True)

@@ -620,11 +620,10 @@ class _Loader:
             try:
                 if not isinstance(table, Mapping):
                     raise ConfigError("wrong-type", f"{show(table)} must be a table of fields")
-                if "name" in table:
+                if "name" in table or (label in by_label and by_label[label].component):
                     raise ConfigError(
                         "not-supported",
-                        "the name of a method cannot be swept",
-                        place=("name",),
+                        "a sweep requires a method as a table, and does not vary its name",
                         hint="add one [[method]] table per name",
                     )
                 if label in by_label:

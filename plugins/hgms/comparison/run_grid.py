@@ -34,7 +34,6 @@ def run_grid(
     jobs: int | None = None,
     executor: Executor | None = None,
     retry_failed: bool = False,
-    fresh: bool = False,
     progress: bool = True,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Comparison:
@@ -45,7 +44,7 @@ def run_grid(
 
     ``jobs`` is the number of parallel processes. The default is 1 if the budget is in seconds or
     the device is not the CPU, else one per core. With 0, runs are executed in this process; objects
-    that no other process can build always are. ``fresh`` runs every cell in a separate process.
+    that no other process can build always are.
     ``executor`` replaces these processes. ``say`` receives messages for the user.
 
     Several calls may run the same grid at once, from any machines that share its folder. Each run
@@ -90,7 +89,7 @@ def run_grid(
         ]
     )
     try:
-        executor = executor or (Local(jobs=jobs, fresh=fresh) if jobs else None)
+        executor = executor or (Local(jobs=jobs) if jobs else None)
         with stoppable(), Coordinator(executor, files, code) as coordinator:
 
             def carry_out(cells: Sequence[Cell]) -> None:

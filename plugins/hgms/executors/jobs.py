@@ -99,7 +99,6 @@ class Ending:
 Report = Callable[[Job, Mapping[str, Any]], None]
 """``report(job, event)``: an event of a running job.
 
-An executor that receives no events from its jobs reports ``{"event": "look"}``.
 """
 
 

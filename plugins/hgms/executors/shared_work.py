@@ -195,8 +195,8 @@ class _Together:
     def hear(self, job: Job, event: Mapping[str, Any]) -> None:
         if event["event"] == "step":
             self.board.step(self.asked[job], event["share"], event["record"])
-        elif event["event"] in ("stage", "look"):
-            self.board.show(self.asked[job], 0.0, event.get("text", ""))
+        elif event["event"] == "stage":
+            self.board.show(self.asked[job], 0.0, event["text"])
 
 
 def _several(kind: str, count: int) -> str:

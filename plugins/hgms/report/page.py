@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from hgms.config.tables import difference, flatten
-from hgms.report import tables, trust
+from hgms.diagnosis import missing_measures, warnings
+from hgms.report import tables
 from hgms.report.figures import Style, figures, source_colours, styles
 from hgms.report.study import Section, Study
 from hgms.results import DARK, DASHES, LIGHT, STYLE, StoredRun
+from hgms.runs import RunFolder
 from hgms.store import read_file
 from hgms_core import __version__
-from hgms_core.errors import MissingExtra
+from hgms_core.errors import CheckpointError, MissingExtra
+from hgms_core.torch_errors import first_line
 
 _DASH_ARRAYS = dict(zip(DASHES, ("none", "7 4", "2 3", "7 3 2 3", "11 4"), strict=True))
 
@@ -91,11 +94,20 @@ def _section(
     }
 
 
-def _trust(section: Section) -> dict[str, Any] | None:
-    measured = trust.Trust.of(section)
-    if measured is None:
-        return None
-    return {"table": trust.table(measured), "warnings": measured.sentences}
+def _trust(section: Section) -> list[tuple[str, str]]:
+    """Return (method, sentence) pairs about the hypergradients of runs with ``run.diagnose``."""
+    sentences: list[tuple[str, str]] = []
+    for entry in section.entries:
+        rows: list[dict[str, Any]] = []
+        for run in entry.runs:
+            try:
+                rows += RunFolder(run.path).diagnoses()
+            except (CheckpointError, OSError) as error:
+                sentences.append((entry.label, f"seed {run.seed}: {first_line(error)}"))
+        known = [f"not measured: {phrase}" for phrase in missing_measures(rows)]
+        known = [*warnings(rows), *known] or ["no warning"] * bool(rows)
+        sentences += [(entry.label, sentence) for sentence in known]
+    return sentences
 
 
 def _script_json(value: object) -> str:

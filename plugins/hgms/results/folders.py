@@ -10,7 +10,6 @@ no file outside the folder. For any file content, they return a run or a reason.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -35,13 +34,8 @@ NULL_TEST = "null-test"
 the sources.
 """
 _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json"})
-_SEED = re.compile(r"^seed = ([0-9]{1,18})\n", re.MULTILINE)
 _NAME = 300  # maximum characters of a label; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for a larger file
-# bytes; texts that many runs share are short, and caching longer texts would fill the memory
-_ALIKE = 2**15
-_toml_alike = functools.lru_cache(maxsize=1024)(parse_toml)
-_json_alike = functools.lru_cache(maxsize=1024)(parse_json)
 
 
 def shorten(text: str, most: int = 400) -> str:
@@ -175,7 +169,7 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
             raise _without_run(names)
         if "config.toml" not in names:
             raise _missing("config.toml")
-        config = _config(_read(path / "config.toml", _CONFIG).decode())
+        config = parse_toml(_read(path / "config.toml", _CONFIG).decode(), "config.toml")
         with relative(path):
             manifest = Folder(path, config_key(config)).manifest()
         if "summary.json" not in names & manifest.files.keys():
@@ -203,7 +197,7 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
             )
         if "steps.jsonl" not in names and summary["status"] == "done":
             raise _missing("steps.jsonl")
-        environment = _object(path / "env.json", alike=True) if "env.json" in names else {}
+        environment = _object(path / "env.json") if "env.json" in names else {}
         resources, scores = (
             _object(path / name) if name in names else {}
             for name in ("resources.json", "scores.json")
@@ -281,28 +275,8 @@ def _identity(run: StoredRun) -> tuple[str, int]:
     return json.dumps(identity, sort_keys=True, default=str), run.seed
 
 
-def _config(text: str) -> dict[str, Any]:
-    """Parse the configuration.
-
-    Runs of one cell differ only in the line of the seed. The rest is parsed once for all of them.
-    """
-    seed = _SEED.search(text.partition("\n[")[0] + "\n")
-    if seed is None:
-        return parse_toml(text, "config.toml")
-    rest = text[: seed.start()] + text[seed.end() :]
-    parse = _toml_alike if len(rest) <= _ALIKE else parse_toml
-    return {**parse(rest, "config.toml"), "seed": int(seed[1])}
-
-
-def _object(path: Path, *, alike: bool = False) -> dict[str, Any]:
-    """Read a JSON file as a table.
-
-    ``alike`` states that many runs have the same text. That text is parsed once, and no caller may
-    modify the result.
-    """
-    data = _read(path)
-    parse = _json_alike if alike and len(data) <= _ALIKE else parse_json
-    return _as_table(parse(data, path.name), path.name)
+def _object(path: Path) -> dict[str, Any]:
+    return _as_table(parse_json(_read(path), path.name), path.name)
 
 
 def _as_table(value: Any, name: str) -> dict[str, Any]:

@@ -303,12 +303,12 @@ def _holds(folder: RunFolder, config: RunConfig) -> bool:
 
 
 def device_called(name: str) -> torch.device:
-    """Return the device with that name.
+    """Return a device by name.
 
     Raises
     ------
     ConfigError
-        If torch does not have this device.
+        If this machine does not have it.
     """
     try:
         device = torch.device(name)
@@ -319,27 +319,16 @@ def device_called(name: str) -> torch.device:
             place=("run", "device"),
             hint='use "cpu", "cuda" or "cuda:0"',
         ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise _not_available(name, "torch finds no CUDA device", 'use device = "cpu"')
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise _not_available(name, "torch finds no Apple GPU", 'use device = "cpu"')
-    if (
-        device.type == "cuda"
-        and device.index is not None
-        and device.index >= torch.cuda.device_count()
-    ):
-        last = f"cuda:{torch.cuda.device_count() - 1}"
-        raise _not_available(name, f"the last device is {last!r}", f'use at most "{last}"')
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = counts.get(device.type, 1)
+    if (device.index or 0) >= count:
+        raise ConfigError(
+            "device-not-available",
+            f"device={name!r} is not available: torch finds {count} {device.type} devices",
+            place=("run", "device"),
+            hint='use device = "cpu"' if not count else f'use at most "{device.type}:{count - 1}"',
+        )
     return device
-
-
-def _not_available(name: str, reason: str, hint: str) -> ConfigError:
-    return ConfigError(
-        "device-not-available",
-        f"device={name!r} is not available: {reason}",
-        place=("run", "device"),
-        hint=hint,
-    )
 
 
 def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:

@@ -9,19 +9,12 @@ import pytest
 
 from hgms.comparison import cell as module
 from hgms.comparison.cell import carry_out
-from hgms.comparison.grid import Cell, with_field
+from hgms.comparison.grid import Cell
 from hgms.comparison.grid_file import load
 from hgms.distributed import RankLost
-from hgms.generators.branches import Branches
-from hgms.hypergradients import Implicit
-from hgms.optim import SGD
-from hgms.outer import Sgd
 from hgms.plugins import Registry
 from hgms.runs import RunFolder
-from hgms.selectors import BestOfN
-from hgms.solvers import CG
 from hgms.store import DiskError, FolderInUse
-from hgms_core import ConfigError, Pipeline
 from hgms_core.errors import CheckpointError, NumericalError
 
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
@@ -92,28 +85,3 @@ def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(
     ending = module.fail_cell(cell, NumericalError("not-finite", "NaN"))
     assert ending.error is not None
     assert (ending.status, [each.code for each in ending.error.errors]) == (status, codes)
-
-
-PIPELINE = Pipeline(
-    generator=Branches(count=2, steps=3, optimizer=SGD(lr=0.3)),
-    selector=BestOfN(),
-    hypergradient=Implicit(solver=CG(rtol=0.1)),
-    outer=Sgd(lr=0.5),
-)
-
-
-def test_a_field_of_a_part_is_set_in_a_copy() -> None:
-    found = with_field(PIPELINE, ["hypergradient", "solver", "rtol"], 0.25)
-    assert found.hypergradient.solver == CG(rtol=0.25)
-    assert PIPELINE.hypergradient.solver == CG(rtol=0.1)
-    assert with_field(found, ["hypergradient", "solver", "rtol"], 0.1) == PIPELINE
-    for path, value, code in (
-        (["outre"], 1, "unknown-option"),
-        (["outer", "rl"], 1, "unknown-option"),
-        (["outer", "lr", "deep"], 1, "unknown-option"),
-        (["outer", "lr"], -1.0, "out-of-range"),
-        (["generator", "count"], "many", "wrong-type"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            with_field(PIPELINE, path, value)
-        assert (caught.value.code, caught.value.place) == (code, tuple(path))

@@ -168,7 +168,7 @@ def swept(**space: Any) -> dict[str, Any]:
         ({"sweep": {**SWEEP, "space": {"quick": 3}}}, "wrong-type", SPACE),
         ({"sweep": {**SWEEP, "trials": 10**9}}, "out-of-range", (FILE, "sweep", "trials")),
         (swept(**{"move.lr": [0.1, 0.2, 0.1]}), "wrong-value", (*SPACE, "move", "lr")),
-        (swept(name=["walk", "needy"]), "not-supported", (*SPACE, "name")),
+        (swept(name=["walk", "needy"]), "not-supported", SPACE),
         ({"sets": ["task.name=wide"]}, "not-supported", ("--set task.name=wide",)),
         ({"sets": ["walk.name=needy"]}, "not-supported", ("--set walk.name=needy",)),
         (

@@ -85,7 +85,7 @@ def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(finish
     assert [run.method["noise"] for run in runs] == [0.05, 0.05, 0.25]
 
 
-def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(
+def test_what_others_are_at_comes_last_and_what_they_have_ended_is_read(
     original: Path, tmp_path: Path
 ) -> None:
     """Of three runs another process has the first, and ends the third while the second is carried
@@ -99,10 +99,11 @@ def test_what_others_are_at_comes_last_and_what_they_have_ended_is_not_begun(
 
         def begin(cell: Cell) -> None:
             began.append(cell.config.seed)
-            if len(began) == 1:
+            if cell.config.seed == 1:
                 shutil.copytree(theirs, cells[2].path)
                 other.close()
 
         endings = list(Coordinator().carry_out(cells, began=begin))
-    assert began == [1, 0]
+    assert began == [0, 1, 2, 0]
+    assert (cells[2].path / "steps.jsonl").read_bytes() == (theirs / "steps.jsonl").read_bytes()
     assert {end.cell.config.seed: end.status for end in endings} == dict.fromkeys(range(3), "done")

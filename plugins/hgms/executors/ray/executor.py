@@ -76,8 +76,6 @@ class Ray:
                 ended, _ = self._ray.wait(list(running), timeout=LOOK)
                 for task in ended:
                     yield self._ending(running.pop(task), task, report)
-                for job in running.values() if not ended else ():
-                    report(job, {"event": "look"})
         except KeyboardInterrupt:
             self._interrupt(list(running))
             raise

@@ -73,8 +73,6 @@ class Slurm:
                 for task in ended:
                     yield self._ending(submitit, running.pop(task), task, report)
                 if not ended:
-                    for job in running.values():
-                        report(job, {"event": "look"})
                     time.sleep(LOOK if self.cluster == "slurm" else 0.1)
         except KeyboardInterrupt:
             self._interrupt()
