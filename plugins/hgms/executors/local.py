@@ -43,8 +43,8 @@ def cores() -> int:
 class Local:
     """Processes of this machine, reused for the next jobs.
 
-    ``jobs`` is the number of simultaneous jobs, by default one per core. A killed process is
-    detected at once.
+    ``jobs`` is the number of simultaneous jobs, by default one per core. ``fresh`` starts a new
+    process for each job. A killed process is detected at once.
 
     Examples
     --------
@@ -59,6 +59,7 @@ class Local:
     name: ClassVar[str] = "local"
 
     jobs: int | None = field(default=None, validator=optional(at_least(1)))
+    fresh: bool = False
     _events: queue.Queue[tuple[_Worker, Mapping[str, Any]]] = field(factory=queue.Queue, init=False)
     _idle: list[_Worker] = field(factory=list, init=False)
     _running: dict[_Worker, Job] = field(factory=dict, init=False)
@@ -121,7 +122,7 @@ class Local:
             ending = Ending.of(job, event)
         else:
             ending = Ending(job=job, lost=worker.obituary(event.get("code")))
-        if ending.lost and "code" not in event:
+        if self.fresh or (ending.lost and "code" not in event):
             worker.close()
         else:
             self._idle.append(worker)
