@@ -145,13 +145,10 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     }
 
 
-def job_of(
-    cell: Cell, execution: Execution | None, plugins: Sequence[str], code: tuple[str, ...] = ()
-) -> Job:
+def job_of(cell: Cell, execution: Execution | None, plugins: Sequence[str]) -> Job:
     """Return the run of a cell as a job.
 
     ``plugins`` are files that the executing process must load; it discovers the other plugins.
-    ``code`` must be the same in that process.
     """
     return Job(
         title=str(cell),
@@ -164,5 +161,4 @@ def job_of(
             "plugins": list(plugins),
         },
         needs=Needs.of_run(cell.config.run),
-        code=code,
     )

@@ -57,7 +57,6 @@ class Coordinator:
 
     executor: Executor | None = None
     plugins: Sequence[str] = ()
-    code: tuple[str, ...] = ()
     executions: dict[Kind, Execution] = field(factory=dict, init=False)
     _warnings: set[str] = field(factory=set, init=False)
     _running: dict[Job, Cell] = field(factory=dict, init=False)
@@ -195,7 +194,7 @@ class Coordinator:
             return None
         waiting.remove(cell)
         self._idle = False
-        job = job_of(cell, self.execution_of(cell), self.plugins, self.code)
+        job = job_of(cell, self.execution_of(cell), self.plugins)
         self._running[job] = cell
         began(cell)
         return job

@@ -19,7 +19,7 @@ from hgms.comparison.comparison import Comparison, gather
 from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
 from hgms.config.as_table import plain
-from hgms.executors import Board, Executor, Local, code_of, cores, to_stderr
+from hgms.executors import Board, Executor, Local, cores, to_stderr
 from hgms.runs import Interrupted, RunFolder, ignore, stoppable, undeclared_plugins
 from hgms.store import DiskError, FolderInUse, hold_lease, writing
 from hgms_core import ConfigError
@@ -78,19 +78,9 @@ def run_grid(
     endings: dict[Path, Ending] = {}
     finished: set[Path] = set()
     files = undeclared_plugins(host)
-    code = code_of(
-        [
-            *files,
-            *(
-                info.module
-                for info in host.infos.values()
-                if info.status in ("loaded", "incomplete")
-            ),
-        ]
-    )
     try:
         executor = executor or (Local(jobs=jobs) if jobs else None)
-        with stoppable(), Coordinator(executor, files, code) as coordinator:
+        with stoppable(), Coordinator(executor, files) as coordinator:
 
             def carry_out(cells: Sequence[Cell]) -> None:
                 for ending in _carried_out(coordinator, cells, wanted, progress, finished):

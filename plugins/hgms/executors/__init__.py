@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from hgms.executors.board import Board, RemoteProgress, to_stderr
-from hgms.executors.digests import code_of, ensure_same, installation
 from hgms.executors.jobs import (
     TRIES,
     Ending,
@@ -42,14 +41,11 @@ __all__ = [
     "Report",
     "Tell",
     "as_error",
-    "code_of",
     "cores",
     "ending_of",
-    "ensure_same",
     "executor_of",
     "executor_options",
     "function_of",
-    "installation",
     "pack_error",
     "pack_job",
     "run_message",

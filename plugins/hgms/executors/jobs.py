@@ -51,8 +51,7 @@ class Job:
     It is called as ``function(arguments, tell)``. ``arguments`` and the returned value are plain
     JSON values, so no pickle is sent. A second call must be safe after the first process ended
     early. ``prepare`` names a function that loads the common imports of a batch. A waiting worker
-    may call it with the arguments of any job of the batch. ``code`` lists the modules and files
-    that must be equal on both machines.
+    may call it with the arguments of any job of the batch.
 
     Examples
     --------
@@ -65,7 +64,6 @@ class Job:
     arguments: Mapping[str, Any]
     needs: Needs = Needs()
     prepare: str = ""
-    code: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -15,7 +15,6 @@ from typing import Any
 from attrs import Factory, define, frozen
 
 from hgms.executors.board import Board, to_stderr
-from hgms.executors.digests import code_of
 from hgms.executors.jobs import Executor, Job, Needs, Tell, run_with_retries
 from hgms.runs import Interrupted, stoppable
 from hgms.store import LEASE, FolderInUse, HeldFolders
@@ -45,7 +44,6 @@ class Piece:
     function: str
     arguments: Mapping[str, Any]
     needs: Needs = Needs()
-    plugins: Sequence[str] = ()
     finished: Callable[[], Any]
     notice: Callable[[], str] = lambda: ""
     result: Callable[[Mapping[str, Any]], Any] = lambda outcome: outcome
@@ -57,11 +55,7 @@ class Piece:
 
     def job(self) -> Job:
         return Job(
-            title=self.title,
-            function=self.function,
-            arguments=self.arguments,
-            needs=self.needs,
-            code=code_of(self.plugins),
+            title=self.title, function=self.function, arguments=self.arguments, needs=self.needs
         )
 
 

@@ -9,11 +9,11 @@ import functools
 import os
 import platform
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from hgms.executors.digests import ensure_same, installation
 from hgms.executors.jobs import (
     Ending,
     Job,
@@ -30,6 +30,27 @@ from hgms.runs import stoppable
 from hgms_core import ConfigError
 
 
+def installation() -> dict[str, str]:
+    """Return the versions that must be equal on both machines."""
+    return {"python": platform.python_version(), "torch": version("torch"), "hgms": version("hgms")}
+
+
+def ensure_same(expected: Mapping[str, str], where: str) -> None:
+    """Raise ConfigError if this machine has other versions than the requesting machine."""
+    own = installation()
+    lines = [
+        f"{name}: {own[name]} there, {value} here"
+        for name, value in expected.items()
+        if own[name] != value
+    ]
+    if lines:
+        raise ConfigError(
+            "other-installation",
+            "\n".join([f"the worker on {where} has other versions than this machine", *lines]),
+            hint="install the same packages there",
+        )
+
+
 def pack_job(job: Job) -> dict[str, Any]:
     """Return the parts of a job that :func:`run_message` needs, as JSON values."""
     return {
@@ -39,7 +60,7 @@ def pack_job(job: Job) -> dict[str, Any]:
         "prepare": job.prepare,
         "cpus": job.needs.cpus,
         "gpus": job.needs.gpus,
-        "installation": installation(job.code),
+        "installation": installation(),
         "folder": os.getcwd(),
         "environment": {
             name: value for name, value in os.environ.items() if name.startswith("HGMS_")

@@ -260,25 +260,14 @@ def _rank(info: PluginInfo) -> int:
 
 def _clash(first: Component, second: Component) -> PluginError:
     pair = (first, second)
-    width = max(len(component.where) for component in pair)
     who = (
         "two plugins register"
         if first.plugin != second.plugin
         else f"plugin {first.plugin.name!r} registers twice"
     )
-    owners = "\n".join(
-        f"{item.where:<{width}}  ({item.plugin.owner}, plugin {item.plugin.name!r})"
-        for item in pair
-    )
-    blockable = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
-    blockable += [item.plugin.name for item in pair if item.plugin.distribution]
-    block = f"block one with HGMS_DISABLE_PLUGINS={blockable[0]}" if blockable else "rename one"
-    own = blockable and second.plugin.distribution is None
-    advice = (
-        f"rename yours ({second.plugin.module}), or {block}"
-        if own
-        else block + ", or rename it" * bool(blockable)
-    )
+    owners = [f"{item.where} ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair]
+    others = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
+    block = "".join(f", or block one with HGMS_DISABLE_PLUGINS={name}" for name in others[:1])
     kept = (
         f"; the one of {first.plugin.owner} is used"
         if first.plugin.vital and not second.plugin.vital
@@ -287,7 +276,7 @@ def _clash(first: Component, second: Component) -> PluginError:
     return PluginError(
         "duplicate-name",
         f"{who} the {first.kind.label} {first.name!r}{kept}",
-        hint=f"{owners}\n{advice}",
+        hint="\n".join([*owners, f"rename one{block}"]),
     )
 
 

@@ -14,7 +14,6 @@ from hgms.config.control_characters import printable
 
 if TYPE_CHECKING:
     from hgms.report.study import Entry, Study
-    from hgms.results import Interval
 
 _FOLDER = click.Path(path_type=Path)
 
@@ -137,12 +136,11 @@ def _print_skipped(study: Study) -> None:
 
 
 def _as_dict(study: Study, written: Path) -> dict[str, Any]:
-    keys = ("title", "task", "version", "budget", "metric", "winner", "verdict")
     sections = [
         {
-            **{key: getattr(section, key) for key in keys},
-            "reference": section.compared.reference,
-            "floor": section.compared.floor,
+            **section.compared.as_dict(),
+            **{key: getattr(section, key) for key in ("title", "task", "version", "budget")},
+            "verdict": section.verdict,
             "few_seeds": section.compared.few_seeds,
             "methods": [_method(entry) for entry in section.entries],
         }
@@ -160,27 +158,10 @@ def _as_dict(study: Study, written: Path) -> dict[str, Any]:
 
 
 def _method(entry: Entry) -> dict[str, Any]:
-    def spread(interval: Interval | None) -> dict[str, Any] | None:
-        return (
-            None
-            if interval is None
-            else {"mean": interval.mean, "half_width": interval.half_width, "n": interval.count}
-        )
-
-    table: dict[str, Any] = {
-        "method": entry.label,
-        "seeds": entry.seeds,
-        "metrics": {name: spread(value) for name, value in entry.metrics.items()},
-        "not_finite": entry.nonfinite,
-        "difference": spread(entry.row.difference),
-        "mark": entry.mark or None,
-        "role": entry.role or None,
-        "recovered_share": entry.row.recovered and attrs.asdict(entry.row.recovered),
-        "outer_steps": entry.values("outer_steps"),
-    }
+    table = {**entry.row.as_dict(), "seeds": entry.seeds}
     if entry.mixture is not None:
         table["mixture"] = {
-            source: spread(weight) for source, weight in entry.mixture.weights.items()
+            source: attrs.asdict(weight) for source, weight in entry.mixture.weights.items()
         }
     if entry.tokens:
         means = (sum(side) / len(entry.tokens) for side in zip(*entry.tokens.values(), strict=True))

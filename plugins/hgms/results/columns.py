@@ -7,6 +7,7 @@ A column is an array of a named field over every line of a ``.jsonl`` file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Read the named fields of all complete lines as arrays.
 
     An array is float64, or an object array if any value is a string. A value is NaN if a line lacks
-    the field or the number is not finite. A list of numbers is replaced by its largest number.
+    the field or the value is not a finite number.
 
     Raises
     ------
@@ -56,32 +57,13 @@ def _lists(path: Path, wanted: tuple[str, ...]) -> list[list[Any]]:
 
 
 def _array(column: list[Any]) -> np.ndarray:
-    kinds = set(map(type, column))
-    if str in kinds:
+    if any(isinstance(value, str) for value in column):
         return np.array(
             [value if isinstance(value, str) else None for value in column], dtype=object
         )
-    try:
-        numbers = np.array(
-            column
-            if kinds <= {float, int, bool, type(None)}
-            else [_worst(value) for value in column],
-            dtype=float,
-        )
-    except OverflowError:  # an integer with hundreds of digits
-        numbers = np.array([_worst(value) for value in column], dtype=float)
-    numbers[np.isinf(numbers)] = np.nan
-    return numbers
-
-
-def _worst(value: Any) -> float:
-    """Return the number, or the largest number of a list; NaN without a finite number."""
-    known = []
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, list):
-            waiting += item
-        elif isinstance(item, int | float) and -sys.float_info.max <= item <= sys.float_info.max:
-            known.append(float(item))
-    return max(known, default=float("nan"))
+    most = sys.float_info.max  # an integer may have hundreds of digits
+    numbers = [
+        float(value) if isinstance(value, int | float) and -most <= value <= most else math.nan
+        for value in column
+    ]
+    return np.array(numbers)

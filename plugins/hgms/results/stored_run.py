@@ -236,8 +236,8 @@ class StoredRun:
     def columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Read the named fields of every row as arrays.
 
-        An array is float64 (NaN if a row lacks the field), or an object array if any value is a
-        string. A list of numbers (a batch of linear solves) is replaced by its largest number.
+        An array is float64 (NaN if a row lacks a finite number), or an object array if any value
+        is a string.
 
         Raises
         ------

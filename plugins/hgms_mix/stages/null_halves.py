@@ -142,7 +142,6 @@ def piece(run: RunConfig, path: Path) -> Piece:
         function=f"{__name__}:learn",
         arguments=arguments,
         needs=Needs.of_run(run.run),
-        plugins=plugins,
         finished=finished_weights,
         notice=lambda: "resumes" if RunFolder(path).has_begun else "",
         result=lambda outcome: outcome["weights"],

@@ -47,7 +47,6 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
         function=f"{__name__}:work",
         arguments=arguments,
         needs=Needs.of_run(runs.config.run),
-        plugins=plugins,
         words=words,
         finished=lambda: runs.find_outcome(point),
         result=lambda _: runs.find_outcome(point),

@@ -15,20 +15,9 @@ from typing import Any
 import psutil
 import pytest
 from support.executor_grids import WALK, grid, steps
-from support.helpers import rejects
 
 from hgms.comparison.run_grid import run_grid
-from hgms.executors import (
-    Job,
-    Local,
-    as_error,
-    code_of,
-    ensure_same,
-    installation,
-    pack_error,
-    run_with_retries,
-    unpack_error,
-)
+from hgms.executors import Job, Local, as_error, pack_error, run_with_retries, unpack_error
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, ErrorGroup, MissingExtra
 
@@ -124,20 +113,6 @@ def test_a_fork_ends_with_the_process_that_it_comes_from(
 
 
 # --- what goes to and comes from workers
-
-
-@pytest.mark.extended
-def test_another_installation_is_rejected_by_name(tmp_path: Path) -> None:
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text("a = 1\n")
-    own = installation(code_of(["hgms_core", str(plugin)]))
-    assert {"python", "torch", "hgms_core", "hgms", str(plugin)} <= own.keys()
-    ensure_same(own, "node-1")
-    others = {"torch": "2.4.0", "hgms_core": "0123456789ab", "hgms_gone": "0123456789ab"}
-    with rejects("other-installation", of=ConfigError) as caught:
-        ensure_same({**own, **others}, "node-1")
-    lines = caught.value.message.splitlines()
-    assert ("node-1" in lines[0], [line.split(":")[0] for line in lines[1:]]) == (True, [*others])
 
 
 class LostHere(CheckpointError):

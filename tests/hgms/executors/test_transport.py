@@ -53,11 +53,7 @@ ERROR = ConfigError("missing-file", "no such data", place=("train.jsonl", 3))
 
 def job(**arguments: Any) -> Job:
     return Job(
-        title="one",
-        function="test_transport:acts",
-        arguments=arguments,
-        needs=Needs(cpus=2),
-        code=("hgms_core",),
+        title="one", function="test_transport:acts", arguments=arguments, needs=Needs(cpus=2)
     )
 
 
@@ -80,7 +76,7 @@ def test_a_job_has_the_folder_the_threads_and_the_settings_of_whoever_asks(
 def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> None:
     made = job()
     cases = (
-        ({"installation": {"hgms_core": "0123"}}, "other-installation", ()),
+        ({"installation": {"torch": "0.1"}}, "other-installation", ()),
         ({"folder": "/no/such/folder"}, "missing-file", ("/no/such/folder",)),
     )
     for changes, code, place in cases:

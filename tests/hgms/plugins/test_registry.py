@@ -91,8 +91,8 @@ def test_a_third_party_cannot_take_the_name_of_one_of_ours(
     assert registry.host.infos[name].status == "incomplete"
     _, *owners, remedy = str(registry.host.infos[name].error).splitlines()
     assert owners == [
-        "  ours_plugin:CG  (hgms 0.1.0, plugin 'cg')",
-        f"  fastcg:FastCG   (hgms-fastcg 2.1, plugin '{name}')",
+        "  ours_plugin:CG (hgms 0.1.0, plugin 'cg')",
+        f"  fastcg:FastCG (hgms-fastcg 2.1, plugin '{name}')",
     ]
     assert f"HGMS_DISABLE_PLUGINS={name}" in remedy
     assert len(caplog.records) == 1
@@ -111,8 +111,8 @@ def test_of_two_third_parties_with_one_name_neither_is_guessed(site: Site) -> No
     with rejects("duplicate-name", of=PluginError) as caught:
         registry.get("solver", "fast-cg")
     assert str(caught.value.hint).splitlines()[:2] == [
-        "afast:Afast  (hgms-afast 1.0, plugin 'afast')",
-        "bfast:Bfast  (hgms-bfast 1.0, plugin 'bfast')",
+        "afast:Afast (hgms-afast 1.0, plugin 'afast')",
+        "bfast:Bfast (hgms-bfast 1.0, plugin 'bfast')",
     ]
     assert "HGMS_DISABLE_PLUGINS=bfast" in str(caught.value.hint)
 

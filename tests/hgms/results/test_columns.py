@@ -38,7 +38,7 @@ def test_columns_of_complete_lines(tmp_path: Path) -> None:
         "step": [0, 1, 2, 3],
         "seconds": [0, 0.25, 0.5, 0.75],
         "gap": [np.nan, 1 / 8, 2 / 8, 3 / 8],
-        "residual": [np.nan, 0.3, 0.3, 0.3],
+        "residual": [np.nan] * 4,
         "nobody": [np.nan] * 4,
     }
     np.testing.assert_equal({name: columns[name] for name in expected}, expected)
@@ -76,13 +76,10 @@ def test_columns_of_any_name_and_with_gaps(
         ("1e999", math.nan),
         ("9" * 400, math.nan),
         ("9" * 4000, math.nan),
-        ("[[1, [2]], 3]", 3.0),
-        ("[1, 1e999]", 1.0),
-        ("[" * 200 + "5" + "]" * 200, 5.0),
+        ("[1, 3]", math.nan),
         ("{}", math.nan),
         ("[]", math.nan),
         ("1e308", 1e308),
-        ('["a", 2]', 2.0),
     ],
 )
 @pytest.mark.parametrize("everywhere", [True, False])

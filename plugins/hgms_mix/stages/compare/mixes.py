@@ -141,7 +141,6 @@ class Contest:
             function=f"{__name__}:make",
             arguments=arguments,
             needs=Needs.of_run(config.run),
-            plugins=self.options["plugins"],
             finished=lambda: hgms_mix.stages.finished_report(config),
             result=lambda outcome: outcome["report"],
         )
