@@ -186,6 +186,8 @@ class Coordinator:
         A run may start if the execution of its task is known, or if the run itself is the first to
         decide it.
         """
+        for cell in self._running.values():
+            self.recall(cell)
         undecided = {
             _kind(cell) for cell in [*self._running.values(), *self._elsewhere]
         } - self.executions.keys()

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
-from torch import Tensor
 
 from hgms.config.budget import Budget
 from hgms.config.fingerprinting import fingerprint
@@ -22,7 +20,7 @@ from hgms.config.invalid import init_fields, origin_is, type_hints
 from hgms.facts import declared_name
 from hgms.plugins import inside
 from hgms_core import ConfigError, Pipeline
-from hgms_core.arguments import kind_of
+from hgms_core.arguments import brief
 
 AT_REST: Mapping[str, Any] = {
     "reference": "none",
@@ -79,7 +77,7 @@ def _type_and_fingerprint(value: Any) -> str:
 def _reject_value(value: Any) -> Any:
     raise ConfigError(
         "not-supported",
-        f"{show_value(value)} cannot be written to a configuration",
+        f"{brief(value)} cannot be written to a configuration",
         hint="use it from Python only, or use a name, a number, a table or a component",
     )
 
@@ -161,15 +159,3 @@ def _arguments(hint: Any, *classes: Any) -> tuple[Any, ...]:
         if origin_is(member, *classes):
             return typing.get_args(member)
     return ()
-
-
-def show_value(value: object) -> str:
-    """Return a short text for a value of Python."""
-    if isinstance(value, type):
-        return kind_of(value)
-    if inspect.isroutine(value):
-        return f"the function {value.__name__}"
-    if isinstance(value, Tensor | np.ndarray):
-        return f"{kind_of(value)} of shape {list(value.shape)}"
-    text = repr(value)
-    return text if len(text) <= 80 and "\n" not in text else kind_of(value)

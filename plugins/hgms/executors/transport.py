@@ -18,7 +18,6 @@ from hgms.executors.jobs import (
     Ending,
     Job,
     Needs,
-    Report,
     Tell,
     as_error,
     function_of,
@@ -71,16 +70,9 @@ def pack_job(job: Job) -> dict[str, Any]:
 def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job of a message in this process.
 
-    The result contains ``outcome`` or ``error``, and the ``events`` of the job except steps and
-    stages, which are not useful afterwards. If this machine has different code or lacks the folder,
-    the job does not run, and ``rejected`` contains the error.
+    The result contains ``outcome`` or ``error``. If this machine has other versions or lacks the
+    folder, the job does not run, and ``rejected`` contains the error. Nobody receives its progress.
     """
-    events: list[dict[str, Any]] = []
-
-    def tell(**event: Any) -> None:
-        if event["event"] not in ("step", "stage"):
-            events.append(event)
-
     try:
         ensure_same(message["installation"], platform.node())
         os.chdir(message["folder"])
@@ -98,12 +90,10 @@ def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(message["cpus"])
     try:
         with stoppable():
-            return {
-                "outcome": dict(function_of(message["function"])(message["arguments"], tell)),
-                "events": events,
-            }
+            outcome = function_of(message["function"])(message["arguments"], lambda **_: None)
+            return {"outcome": dict(outcome)}
     except Exception as error:
-        return {"error": pack_error(as_error(error)), "events": events}
+        return {"error": pack_error(as_error(error))}
 
 
 def run_message_beside(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +113,7 @@ def run_message_beside(message: Mapping[str, Any]) -> dict[str, Any]:
     if ending.outcome is not None:
         return dict(ending.outcome)
     if ending.error is not None:
-        return {"error": pack_error(ending.error), "events": []}
+        return {"error": pack_error(ending.error)}
     return {"lost": ending.lost}
 
 
@@ -142,7 +132,7 @@ def _prepare(message: Mapping[str, Any], tell: Tell) -> None:
         function_of(message["prepare"])(message["arguments"], tell)
 
 
-def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
+def ending_of(job: Job, result: Mapping[str, Any]) -> Ending:
     """Return how a job ended, from the result of :func:`run_message` or :func:`run_message_beside`.
 
     Raises
@@ -154,6 +144,4 @@ def ending_of(job: Job, result: Mapping[str, Any], report: Report) -> Ending:
         raise unpack_error(result["rejected"])
     if "lost" in result:
         return Ending(job=job, lost=result["lost"])
-    for event in result["events"]:
-        report(job, event)
     return Ending.of(job, result)

@@ -11,8 +11,6 @@ from hgms.runs.config import UNCOMPARED
 from hgms.store import digest
 from hgms_core.errors import CheckpointError
 
-IDENTITY = "task.identity."
-"""The prefix of the digests of a problem's fields in a configuration."""
 SHOWN = 3
 """Maximum number of different settings that a message lists for two configurations."""
 
@@ -64,13 +62,7 @@ def differences(own: str, other: str) -> list[str]:
     except (CheckpointError, AttributeError):
         return []
     keys = list(difference(tables))
-    parts = [key.removeprefix(IDENTITY) for key in keys if key.startswith(IDENTITY)]
-    keys = [key for key in keys if not key.startswith(IDENTITY)]
     lines = []
-    if parts:
-        texts = {"rows": "the losses of rows (rows)", "sources": "the losses of sources"}
-        names = ", ".join(texts.get(part, part) for part in parts)
-        lines.append(f"the problem has other values or code in {names}")
     for key in keys[:SHOWN]:
         there, here = (show(table[key]) if key in table else "not set" for table in tables)
         lines.append(f"{key}: {there} in the folder, {here} in this run")

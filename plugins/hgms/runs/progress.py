@@ -121,17 +121,10 @@ def _open_bars() -> Bars | None:
 
 def _numbers(record: Mapping[str, Any]) -> str:
     parts = [f"step {record['step']}"]
-    for label, key in (
-        ("f", "upper_loss"),
-        ("g", "lower_loss"),
-        ("gap", "gap"),
-        ("|h|", "hypergradient_norm"),
-    ):
+    for label, key in (("f", "upper_loss"), ("g", "lower_loss"), ("|h|", "hypergradient_norm")):
         value = record.get(key)
         if isinstance(value, float) and not math.isinf(value):
             parts.append(f"{label} {value:.3g}")
-    if record.get("outcome") not in (None, "not-solved"):
-        parts.append(f"solver {record['outcome']} in {record.get('iterations')}")
     accuracies = [key for key in record if key.startswith("metric.") and key.endswith("_accuracy")]
     # the shortest name is the main variant
     if accuracies and record[key := min(accuracies, key=len)] is not None:

@@ -29,7 +29,6 @@ from hgms_core import ConfigError
 
 def acts(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
     tell(event="step", share=0.5)
-    tell(event="warning", text="odd")
     if arguments.get("raises"):
         raise ERROR
     return {"folder": os.getcwd(), "threads": torch.get_num_threads(), "mark": os.environ[MARK]}
@@ -70,7 +69,6 @@ def test_a_job_has_the_folder_the_threads_and_the_settings_of_whoever_asks(
     monkeypatch.setenv(MARK, "here")
     result = run_message(sent)
     assert result["outcome"] == {"folder": str(tmp_path), "threads": 2, "mark": "there"}
-    assert [event["event"] for event in result["events"]] == ["warning"]
 
 
 def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> None:
@@ -83,7 +81,7 @@ def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> No
         result = run_message(message(made, **changes))
         assert list(result) == ["rejected"]
         with rejects(code, *place, of=ConfigError):
-            ending_of(made, result, lambda *_: None)
+            ending_of(made, result)
 
 
 class Fate:
@@ -104,16 +102,14 @@ def test_beside_this_process_a_job_ends_as_in_it_or_is_lost(
     for fate, expected in (
         (Here(), run_message(message(made))),
         (Fate(lost="killed"), {"lost": "killed"}),
-        (Fate(error=ERROR), {"error": pack_error(ERROR), "events": []}),
+        (Fate(error=ERROR), {"error": pack_error(ERROR)}),
     ):
         monkeypatch.setattr(transport, "_beside", lambda fate=fate: fate)
         assert run_message_beside(message(made)) == expected
-    assert ending_of(made, {"lost": "killed"}, lambda *_: None) == Ending(job=made, lost="killed")
+    assert ending_of(made, {"lost": "killed"}) == Ending(job=made, lost="killed")
 
 
 def test_an_error_comes_back_with_its_code_and_place() -> None:
     made = job(raises=True)
-    heard: list[Any] = []
-    ending = ending_of(made, run_message(message(made)), lambda _, event: heard.append(event))
+    ending = ending_of(made, run_message(message(made)))
     assert (getattr(ending.error, "place", None), ending.outcome) == (ERROR.place, None)
-    assert [event["text"] for event in heard] == ["odd"]

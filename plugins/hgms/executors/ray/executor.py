@@ -75,7 +75,7 @@ class Ray:
                     return
                 ended, _ = self._ray.wait(list(running), timeout=LOOK)
                 for task in ended:
-                    yield self._ending(running.pop(task), task, report)
+                    yield self._ending(running.pop(task), task)
         except KeyboardInterrupt:
             self._interrupt(list(running))
             raise
@@ -131,14 +131,14 @@ class Ray:
         task = self._task.options(name=job.title, **options)
         return task.remote(pack_job(job))
 
-    def _ending(self, job: Job, task: Any, report: Report) -> Ending:
+    def _ending(self, job: Job, task: Any) -> Ending:
         try:
             result = self._ray.get(task)
         except self._ray.exceptions.TaskCancelledError:
             raise KeyboardInterrupt from None
         except self._ray.exceptions.RayError as error:
             return Ending(job=job, lost=f"its worker is gone ({first_line(error)[:200]})")
-        return ending_of(job, result, report)
+        return ending_of(job, result)
 
     def _interrupt(self, running: list[Any]) -> None:
         """Raise a KeyboardInterrupt in every task, which then saves its state.

@@ -71,7 +71,7 @@ class Slurm:
                     return
                 ended = [task for task in running if task.done()]
                 for task in ended:
-                    yield self._ending(submitit, running.pop(task), task, report)
+                    yield self._ending(submitit, running.pop(task), task)
                 if not ended:
                     time.sleep(LOOK if self.cluster == "slurm" else 0.1)
         except KeyboardInterrupt:
@@ -129,7 +129,7 @@ class Slurm:
         finally:
             os.umask(before)
 
-    def _ending(self, submitit: Any, job: Job, task: Any, report: Report) -> Ending:
+    def _ending(self, submitit: Any, job: Job, task: Any) -> Ending:
         try:
             result: Mapping[str, Any] = task.result()
         except (
@@ -139,7 +139,7 @@ class Slurm:
             return Ending(
                 job=job, lost=f"its batch job {task.job_id} is gone ({first_line(error)[:200]})"
             )
-        return ending_of(job, result, report)
+        return ending_of(job, result)
 
     def _interrupt(self) -> None:
         """Let every job save its state and then leave the queue."""
