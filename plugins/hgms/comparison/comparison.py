@@ -305,14 +305,6 @@ class Comparison:
         if any(row.recovered is not None for table in self.tables for row in table.rows):
             lines.append(RECOVERED)
         lines += remarks.values()
-        printed = [
-            pair
-            for table in self.tables
-            for names, pair in table.pairs.items()
-            if table.reference in names
-        ]
-        if any(pair.exact for pair in printed):
-            lines.append("(exact): the same difference in every seed, so it has no interval")
         return lines
 
 

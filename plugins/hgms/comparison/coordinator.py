@@ -40,11 +40,8 @@ def _kind(cell: Cell) -> Kind:
 class Coordinator:
     """Execute the cells of a comparison, in this process or by workers.
 
-    Usage:
-    ``with Coordinator(executor) as coordinator: for ending in coordinator.carry_out(cells): …``
-
     If ``executor`` is ``None``, this process executes the cells, one by one. ``plugins`` are files
-    that every worker loads. ``code`` must be the same on the workers and here.
+    that every worker loads.
 
     All runs of a task are executed in the same way: the first run decides how, and the others wait
     for its decision. ``executions`` contains the decisions by task and budget, because a longer
@@ -59,6 +56,8 @@ class Coordinator:
     plugins: Sequence[str] = ()
     executions: dict[Kind, Execution] = field(factory=dict, init=False)
     _warnings: set[str] = field(factory=set, init=False)
+    _waiting: deque[Cell] = field(factory=deque, init=False)
+    _began: Callable[[Cell], None] = field(default=ignore, init=False)
     _running: dict[Job, Cell] = field(factory=dict, init=False)
     _elsewhere: list[Cell] = field(factory=list, init=False)
     _held: HeldFolders = field(factory=HeldFolders, init=False)
@@ -66,12 +65,10 @@ class Coordinator:
     _idle: bool = field(default=True, init=False)
     """Whether this round has not started any runs."""
 
-    def __enter__(self) -> Coordinator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.executor is not None:
-            self.executor.close()
+    def __iter__(self) -> Iterator[Job]:
+        """Yield the jobs that may start now; a later iteration may yield more jobs."""
+        while (job := self.take()) is not None:
+            yield job
 
     def carry_out(
         self,
@@ -88,27 +85,26 @@ class Coordinator:
         After Ctrl-C, every running step finishes and its state is saved. Then the interrupt
         propagates.
         """
-        waiting = deque(cells)
+        self._waiting = deque(cells)
+        self._began = began
         PROGRAMS.addFilter(self._is_new)
         try:
-            while waiting or self._elsewhere:
+            while self._waiting or self._elsewhere:
                 self._idle = True
                 yield from (
-                    self._here(waiting, began, report)
+                    self._here(report)
                     if self.executor is None
-                    else self._there(self.executor, waiting, began, report, say)
+                    else self._there(self.executor, report, say)
                 )
-                yield from self._look_after(waiting, say)
+                yield from self._look_after(say)
         finally:
             PROGRAMS.removeFilter(self._is_new)
 
-    def _here(
-        self, waiting: deque[Cell], began: Callable[[Cell], None], report: Report
-    ) -> Iterator[Ending]:
-        while waiting:
-            cell = waiting.popleft()
+    def _here(self, report: Report) -> Iterator[Ending]:
+        while self._waiting:
+            cell = self._waiting.popleft()
             self._idle = False
-            began(cell)
+            self._began(cell)
             ending = carry_out(cell, report, self.execution_of(cell))
             self.recall(cell)
             if ending.status == "elsewhere":
@@ -117,12 +113,7 @@ class Coordinator:
                 yield ending
 
     def _there(
-        self,
-        executor: Executor,
-        waiting: deque[Cell],
-        began: Callable[[Cell], None],
-        report: Report,
-        say: Callable[[str], None],
+        self, executor: Executor, report: Report, say: Callable[[str], None]
     ) -> Iterator[Ending]:
         self._running.clear()
 
@@ -132,7 +123,7 @@ class Coordinator:
             if event["event"] == "step":
                 report(cell, event["share"], event["record"])
 
-        for end in run_with_retries(executor, _Ready(self, waiting, began), tell, say):
+        for end in run_with_retries(executor, self, tell, say):
             cell = self._running.pop(end.job)
             self.recall(cell)
             if end.outcome is not None:
@@ -149,17 +140,17 @@ class Coordinator:
             else:
                 yield ending
 
-    def _look_after(self, waiting: deque[Cell], say: Callable[[str], None]) -> Iterator[Ending]:
+    def _look_after(self, say: Callable[[str], None]) -> Iterator[Ending]:
         """Yield the endings of runs that other processes executed.
 
-        Runs that no process executes any more are queued in ``waiting``.
+        Runs that no process executes any more are queued again.
         """
         if not self._elsewhere:
             self._awaited = 0
             return
         # Waiting runs may depend on another process, until it has decided on the execution of
         # their task.
-        if (not waiting or self._idle) and not all(
+        if (not self._waiting or self._idle) and not all(
             RunFolder(cell.path).summary.exists() for cell in self._elsewhere
         ):
             if (count := len(self._elsewhere)) != self._awaited:
@@ -176,29 +167,29 @@ class Coordinator:
                 yield Ending(cell=cell, status=status, error=error)
             elif free:
                 say(f"{cell}: its process has ended; it resumes here")
-                waiting.append(cell)
+                self._waiting.append(cell)
             else:
                 self._elsewhere.append(cell)
 
-    def take(self, waiting: deque[Cell], began: Callable[[Cell], None]) -> Job | None:
+    def take(self) -> Job | None:
         """Return the job of the first run that may start.
 
         A run may start if the execution of its task is known, or if the run itself is the first to
         decide it.
         """
-        for cell in self._running.values():
-            self.recall(cell)
+        for other in self._running.values():
+            self.recall(other)
         undecided = {
             _kind(cell) for cell in [*self._running.values(), *self._elsewhere]
         } - self.executions.keys()
-        cell = next((cell for cell in waiting if _kind(cell) not in undecided), None)
+        cell = next((cell for cell in self._waiting if _kind(cell) not in undecided), None)
         if cell is None:
             return None
-        waiting.remove(cell)
+        self._waiting.remove(cell)
         self._idle = False
         job = job_of(cell, self.execution_of(cell), self.plugins)
         self._running[job] = cell
-        began(cell)
+        self._began(cell)
         return job
 
     def recall(self, cell: Cell) -> None:
@@ -224,16 +215,3 @@ class Coordinator:
         known = text in self._warnings
         self._warnings.add(text)
         return not known
-
-
-@define(eq=False)
-class _Ready:
-    """The jobs that may start now. A later iteration may yield more jobs."""
-
-    coordinator: Coordinator
-    waiting: deque[Cell]
-    began: Callable[[Cell], None]
-
-    def __iter__(self) -> Iterator[Job]:
-        while (job := self.coordinator.take(self.waiting, self.began)) is not None:
-            yield job

@@ -19,7 +19,7 @@ from hgms.comparison.comparison import Comparison, gather
 from hgms.comparison.coordinator import Coordinator
 from hgms.comparison.grid import Cell, Grid
 from hgms.config.as_table import plain
-from hgms.executors import Board, Executor, Local, cores, to_stderr
+from hgms.executors import Board, Executor, Here, Local, cores, to_stderr
 from hgms.runs import Interrupted, RunFolder, ignore, stoppable, undeclared_plugins
 from hgms.store import DiskError, FolderInUse, hold_lease, writing
 from hgms_core import ConfigError
@@ -80,7 +80,8 @@ def run_grid(
     files = undeclared_plugins(host)
     try:
         executor = executor or (Local(jobs=jobs) if jobs else None)
-        with stoppable(), Coordinator(executor, files) as coordinator:
+        with stoppable(), contextlib.closing(executor or Here()):
+            coordinator = Coordinator(executor, files)
 
             def carry_out(cells: Sequence[Cell]) -> None:
                 for ending in _carried_out(coordinator, cells, wanted, progress, finished):

@@ -26,7 +26,6 @@ from hgms.runs import UNCOMPARED, config_key
 from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
-from hgms_core.torch_errors import first_line
 
 SWEEPS = "sweeps"
 NULL_TEST = "null-test"
@@ -291,6 +290,15 @@ def _as_table(value: Any, name: str) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------
 
 _HINTS: Mapping[tuple[str, ...], Mapping[str, Any]] = {
+    ("config.toml",): {
+        "seed": int,
+        "task": dict[str, Any] | str,
+        "method": dict[str, Any] | str,
+        "run": dict[str, Any] | None,
+        "budget": dict[str, Any] | str,
+    },
+    ("config.toml", "task"): {"name": str},
+    ("config.toml", "method"): {"name": str},
     ("summary.json",): {
         "outer_steps": int | None,
         "oracle_calls": int | None,
@@ -321,26 +329,16 @@ def _check(table: Mapping[str, Any], *place: str) -> None:
 
 
 def _check_config(run: StoredRun) -> None:
+    _check(run.config, "config.toml")
+    _check(run.task, "config.toml", "task")
+    _check(run.method, "config.toml", "method")
+    names = (run.task_name, run.task_label, run.method_name, run.label)
+    if longest := next((name for name in names if len(name) > _NAME), None):
+        message = f"the name {longest[:40] + '…'!r} has more than {_NAME} characters"
+        raise CheckpointError("too-large", message, place=("config.toml",))
     try:
-        names = (run.task_name, run.task_label, run.method_name, run.label)
-        _ = (run.seed, run.budget)
-        if not all(isinstance(table, Mapping) for table in (run.task, run.method, run.settings)):
-            raise TypeError("task, method and run must be tables")
-        if longest := next((name for name in names if len(name) > _NAME), None):
-            message = f"the name {longest[:40] + '…'!r} has more than {_NAME} characters"
-            raise CheckpointError("too-large", message, place=("config.toml",))
+        _ = run.budget
     except ConfigError as error:
-        cause = error.errors[0]
-        raise CheckpointError(
-            cause.code, shorten(cause.message), place=("config.toml", *cause.place)
-        ) from None
-    except KeyError as error:
-        raise CheckpointError(
-            "missing-option", f"{error} is missing", place=("config.toml", str(error.args[0]))
-        ) from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            "wrong-format",
-            f"the file does not describe a run: {shorten(first_line(error))}",
-            place=("config.toml",),
-        ) from None
+        [cause, *_] = error.errors
+        place = ("config.toml", "budget", *cause.place)
+        raise CheckpointError(cause.code, shorten(cause.message), place=place) from None

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-from hgms.config import Budget
+from hgms.config.budget import as_budget
 from hgms.config.tables import difference, flatten
 from hgms.results.columns import read_columns
 from hgms.runs import Execution, RunFolder
 from hgms.store import ROWS, open_file
-from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 
 
@@ -157,22 +156,11 @@ class StoredRun:
 
     @property
     def seed(self) -> int:
-        seed = self.config["seed"]
-        if type(seed) is not int:
-            raise ConfigError(
-                "wrong-type", f"seed={str(seed)[:40]} must be an integer", place=("seed",)
-            )
-        return seed
+        return int(self.config["seed"])
 
     @property
     def budget(self) -> str:
-        table = self.config["budget"]
-        if isinstance(table, str):
-            return str(Budget.parse(table))
-        try:
-            return str(Budget(**table))
-        except HgmsError as error:
-            raise error.at("budget") from None
+        return str(as_budget(self.config["budget"]))
 
     @property
     def status(self) -> str:
