@@ -15,6 +15,7 @@ import numpy as np
 import tomlkit
 import torch
 
+from hgms.adapters.checks import global_states
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints
@@ -211,15 +212,14 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
     _, call = exercise(component, torch.float64, 0)
     call()  # a component that seeds a generator does so in this first call
     with torch.random.fork_rng(devices=[place()] if place().type == "cuda" else []):
-        # Read NumPy's global generator to detect draws from it.
-        kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+        kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - to see draws from it
         torch.rand((), device=place())
         torch.rand(())
         random.random()
         np.random.random()  # noqa: NPY002
-        before = _global_state()
+        before = global_states(place())
         call()
-        drawn = [name for name, state in _global_state().items() if state != before[name]]
+        is_drawn = global_states(place()) != before
         random.setstate(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002
     instead = "use key.generator()"
@@ -229,22 +229,7 @@ def check_global_rng(component: Any, exercise: Exercise) -> None:
             "give it a field `seed`, use Key(self.seed).generator(), and let with_key(key) "
             "set the seed to key.derive()"
         )
-    demand(not drawn, f"it draws from the global generator of {' and '.join(drawn)}; {instead}")
-
-
-def _global_state() -> dict[str, str]:
-    legacy = np.random.get_state()  # noqa: NPY002 - to see that nobody draws from it
-    cuda = place().type == "cuda"
-    return {
-        **(
-            {"torch.cuda": str(hash(torch.cuda.get_rng_state(place()).numpy().tobytes()))}
-            if cuda
-            else {}
-        ),
-        "torch": str(hash(torch.get_rng_state().numpy().tobytes())),
-        "random": str(hash(random.getstate())),
-        "numpy.random": str(hash(pickle.dumps(legacy))),
-    }
+    demand(not is_drawn, f"it draws from a global generator of torch, numpy or Python; {instead}")
 
 
 def check_repeatable(component: Any, exercise: Exercise) -> None:

@@ -222,15 +222,12 @@ def blend(dtype: torch.dtype = F64, seed: int = 0) -> Known:
             )
         }
 
-    def examples(x: Tree, batch: Tree) -> Tensor:
-        return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
-
     tables = {
         name: around(number, 4 + number) for number, name in enumerate(("east", "west", "south"))
     }
     upper = [around(3, 8)] * len(ROLES)
     x0 = {"x": numbers([0.5, 0.5], dtype)}
-    problem = _of_sources(tables, upper, examples, x0, {"east": 0.5, "west": 0.3, "south": 0.2})
+    problem = _of_sources(tables, upper, _distance, x0, {"east": 0.5, "west": 0.3, "south": 0.2})
     means = torch.stack([table["a"].mean(0) for table in tables.values()])
     return Known(problem, problem.theta0, lambda theta: {"x": theta["logits"].softmax(0) @ means})
 
@@ -309,6 +306,17 @@ def _of_x(size: int, loss: Of) -> Problem:
     ).problem
 
 
+def _cloud(centre: Tensor, rows: int, seed: int, size: float = 0.05) -> Tensor:
+    """Return rows around a point; their mean is the point."""
+    noise = size * normal(rows, 2, seed=seed)
+    return centre + noise - noise.mean(0)
+
+
+def _distance(x: Tree, batch: Tree) -> Tensor:
+    """Return ½‖x − a‖² for each row."""
+    return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
+
+
 def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     """A problem for whole methods: simple, with data and a known optimum.
 
@@ -318,16 +326,15 @@ def tracking(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     centre = numbers([1.0, -0.5])
 
     def table(number: int) -> Tree:
-        noise = 0.1 * normal(16, 2, seed=1000 * seed + 200 + number)
-        return {"a": (centre if number else 0 * centre) + noise - noise.mean(0)}
+        around = centre if number else 0 * centre
+        return {"a": _cloud(around, 16, 1000 * seed + 200 + number, size=0.1)}
 
     train, data = _data(table, dtype)
-
     return Problem(
         theta0={"t": numbers([0.0, 0.0], dtype)},
         x0={"x": numbers([0.5, 0.5], dtype)},
         g=lambda theta, x, batch: 0.5 * (x["x"] - theta["t"] - batch["a"]).square().sum(-1).mean(),
-        f=lambda theta, x, batch: 0.5 * (x["x"] - batch["a"]).square().sum(-1).mean(),
+        f=lambda theta, x, batch: _distance(x, batch).mean(),
         lower_data=train,
         upper_data=data,
         evaluate=lambda theta, x: {"distance": float((theta["t"].double() - centre).norm())},
@@ -341,18 +348,16 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     The best weight of the source around that point is 1.
     """
     corners = torch.eye(2, dtype=F64, device=place())
-
-    def around(centre: Tensor, rows: int, number: int) -> Tree:
-        noise = 0.05 * normal(rows, 2, seed=1000 * seed + 300 + number)
-        return {"a": (centre + noise - noise.mean(0)).to(dtype)}
-
-    def examples(x: Tree, batch: Tree) -> Tensor:
-        return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
-
-    tables = {name: around(corners[i], 12, i) for i, name in enumerate(("near", "far"))}
-    upper = [around(corners[0], 8, 10 + number) for number in range(len(ROLES))]
+    first = 1000 * seed + 300
+    tables = {
+        name: {"a": _cloud(corners[i], 12, first + i).to(dtype)}
+        for i, name in enumerate(("near", "far"))
+    }
+    upper = [
+        {"a": _cloud(corners[0], 8, first + 10 + number).to(dtype)} for number in range(len(ROLES))
+    ]
     x0 = {"x": numbers([0.5, 0.5], dtype)}
-    problem = _of_sources(tables, upper, examples, x0, {"near": 0.5, "far": 0.5})
+    problem = _of_sources(tables, upper, _distance, x0, {"near": 0.5, "far": 0.5})
     sources = problem.find(Sources)
     assert sources is not None
     weights = sources.weights
@@ -366,30 +371,24 @@ def weighted_rows(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     The best weight of a row around the second point is 0.
     """
     corners = torch.eye(2, dtype=F64, device=place())
-
-    def around(centre: Tensor, rows: int, number: int) -> Tensor:
-        noise = 0.05 * normal(rows, 2, seed=1000 * seed + 600 + number)
-        return (centre + noise - noise.mean(0)).to(dtype)
-
-    def losses(x: Tree, batch: Tree) -> Tensor:
-        return 0.5 * (x["x"] - batch["a"]).square().sum(-1)
+    first = 1000 * seed + 600
 
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        return (theta["logits"][batch["index"]].sigmoid() * losses(x, batch)).mean()
+        return (theta["logits"][batch["index"]].sigmoid() * _distance(x, batch)).mean()
 
-    train = torch.cat([around(corners[i], 12, i) for i in range(2)])
+    train = torch.cat([_cloud(corners[i], 12, first + i).to(dtype) for i in range(2)])
     return Problem(
         theta0={"logits": torch.zeros_like(train[:, 0])},
         x0={"x": numbers([0.5, 0.5], dtype)},
         g=g,
-        f=lambda theta, x, batch: losses(x, batch).mean(),
+        f=lambda theta, x, batch: _distance(x, batch).mean(),
         lower_data=Data.of({"a": train}),
         upper_data={
-            role: Data.of({"a": around(corners[0], 8, 10 + number)})
+            role: Data.of({"a": _cloud(corners[0], 8, first + 10 + number).to(dtype)})
             for number, role in enumerate(ROLES)
         },
         evaluate=lambda theta, x: {"far": float(theta["logits"][12:].double().sigmoid().mean())},
-        extensions=(Rows(losses=losses),),
+        extensions=(Rows(losses=_distance),),
     )
 
 
