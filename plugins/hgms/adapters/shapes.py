@@ -5,7 +5,7 @@ Users may nest θ and x in any way. All parts of a run work with flat trees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms_core import ConfigError, Tree
+from hgms_core.arguments import kind_of
 
 Nested = Any
 """A tensor, or nested dictionaries, lists, tuples and named tuples of tensors.
@@ -130,32 +131,12 @@ def _map_leaves(
 
 
 def _no_tensor(place: tuple[str, ...], leaf: object) -> ConfigError:
-    name = ".".join(place)
-    kind = type(leaf).__name__
-    if isinstance(leaf, torch.nn.Module | Iterator):
-        what = "module" if isinstance(leaf, torch.nn.Module) else "iterator"
-        return ConfigError(
-            "wrong-type",
-            f"{name} must contain tensors, not the {what} {kind}",
-            place=place,
-            hint="use trainable(module) for its trained parameters, or hgms.from_module",
-        )
-    if leaf is None:
-        return ConfigError(
-            "wrong-type", f"{name} is None", place=place, hint="remove it, or use a tensor"
-        )
-    if isinstance(leaf, bool | int | float):
-        return ConfigError(
-            "wrong-type",
-            f"{name} is the number {leaf!r}, not a tensor",
-            place=place,
-            hint=f"use torch.tensor({float(leaf)!r}), and one tensor for a list of numbers",
-        )
     return ConfigError(
         "wrong-type",
-        f"{name} is a {kind}, not a tensor",
+        f"{'.'.join(place)} must be a tensor, not {kind_of(leaf)}",
         place=place,
-        hint="use torch.as_tensor" if isinstance(leaf, Array) else "use tensors as leaves",
+        hint="use torch.as_tensor(value) for numbers and arrays\nuse trainable(module) for the "
+        "trained parameters of a module, or hgms.from_module",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, final
 
 import attrs
@@ -10,20 +9,8 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.tasks.circle.functions import (
-    METRICS,
-    TRAITS,
-    above_low,
-    bump,
-    bump_slope,
-    in_interval,
-    problem_of,
-    radius,
-    wall,
-    well,
-)
-from hgms_core import Problem, Tree, component
-from hgms_core.capabilities import Capabilities, HasClosedForm
+from hgms.tasks.circle.functions import Circle, bump, bump_slope, radius, wall, well
+from hgms_core import Tree, component
 from hgms_core.validators import positive
 
 
@@ -60,7 +47,7 @@ class DegenerateClosedForm:
 
 @final
 @component
-class CircleDegenerate:
+class CircleDegenerate(Circle):
     """The paper's example of a unique but degenerate optimistic minimiser: F is C¹, ∇F has no
     Hölder exponent.
 
@@ -111,31 +98,13 @@ class CircleDegenerate:
     """
 
     name: ClassVar[str] = "circle-degenerate"
-    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
-    version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = TRAITS
-    metrics: ClassVar[Mapping[str, bool]] = METRICS
+    exact: ClassVar[type] = DegenerateClosedForm
 
-    low: float = 0.2
-    high: float = field(default=3.0, validator=above_low)
-    start: float = field(default=1.8, validator=in_interval)
     b: float = field(default=1.0, validator=positive)
 
-    def closed_form(
-        self, seed: int, device: torch.device, dtype: torch.dtype
-    ) -> DegenerateClosedForm:
-        """Return the exact solution, value and derivative.
-
-        They need no data: the arguments have no effect and match ``problem``.
-        """
-        return DegenerateClosedForm()
-
-    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        def upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-            t = theta["theta"][0]
-            first = x["x"][0]
-            second = x["x"][1]
-            vanishing = x["x"].square().sum() - 1 - t.square()
-            return well(second) + bump(t) / 4 * second + wall(-first) + self.b * vanishing
-
-        return problem_of(self, self.closed_form(seed, device, dtype), upper, device, dtype)
+    def upper(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        t = theta["theta"][0]
+        first = x["x"][0]
+        second = x["x"][1]
+        vanishing = x["x"].square().sum() - 1 - t.square()
+        return well(second) + bump(t) / 4 * second + wall(-first) + self.b * vanishing

@@ -9,17 +9,16 @@ gradient.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from attrs import Attribute
+from attrs import Attribute, field
 from torch import Tensor
 
-from hgms_core import ConfigError, Loss, Problem, Tree
+from hgms_core import ConfigError, Problem, Tree, component
+from hgms_core.capabilities import Capabilities, HasClosedForm
 from hgms_core.validators import at_least, at_most
-
-TRAITS = frozenset({"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"})
-METRICS = dict.fromkeys(("value", "upper_loss", "manifold_distance", "solution_distance"), False)
 
 FLAT = 0.03
 """Below this, exp(−1/t²) and all its derivatives are 0 in float64."""
@@ -94,23 +93,52 @@ def in_interval(task: Any, attribute: Attribute[float], value: float) -> None:
     at_most(task.high)(task, attribute, value)
 
 
-def problem_of(
-    task: Any, exact: Any, upper: Loss, device: torch.device, dtype: torch.dtype
-) -> Problem:
-    """The circle problem with f = ``upper``; x0 is its worst point at θ0, opposite to x*(θ0)."""
+@component
+class Circle:
+    """The circle problem; x0 is its worst point at θ0, opposite to x*(θ0).
 
-    def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
-        gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
-        off = (torch.linalg.vector_norm(x["x"]) - radius(theta["theta"][0])).abs()
-        numbers = torch.stack([exact.value(theta), upper(theta, x, {}), off, gap])
-        return dict(zip(METRICS, numbers.tolist(), strict=True))
+    A subclass defines the upper loss, and the class of the closed form (``exact``).
+    """
 
-    theta0 = {"theta": torch.tensor([task.start], dtype=dtype, device=device)}
-    return Problem(
-        theta0=theta0,
-        x0={"x": -exact.solution(theta0)["x"]},
-        g=lower,
-        f=upper,
-        project=lambda theta: {"theta": theta["theta"].clamp(task.low, task.high)},
-        evaluate=evaluate,
+    exact: ClassVar[type]
+    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
+    version: ClassVar[str] = "1"
+    traits: ClassVar[frozenset[str]] = frozenset(
+        {"smooth-lower", "direct-upper", "few-upper", "stop-rows", "closed-form"}
     )
+    metrics: ClassVar[Mapping[str, bool]] = dict.fromkeys(
+        ("value", "upper_loss", "manifold_distance", "solution_distance"), False
+    )
+
+    low: float = 0.2
+    high: float = field(default=3.0, validator=above_low)
+    start: float = field(default=1.8, validator=in_interval)
+
+    def upper(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        raise NotImplementedError
+
+    def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
+        """Return the exact solution, value and derivative.
+
+        They need no data: the arguments have no effect and match ``problem``.
+        """
+        return self.exact()
+
+    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        exact = self.closed_form(seed, device, dtype)
+
+        def evaluate(theta: Tree, x: Tree) -> dict[str, float]:
+            gap = torch.linalg.vector_norm(x["x"] - exact.solution(theta)["x"])
+            off = (torch.linalg.vector_norm(x["x"]) - radius(theta["theta"][0])).abs()
+            numbers = torch.stack([exact.value(theta), self.upper(theta, x, {}), off, gap])
+            return dict(zip(self.metrics, numbers.tolist(), strict=True))
+
+        theta0 = {"theta": torch.tensor([self.start], dtype=dtype, device=device)}
+        return Problem(
+            theta0=theta0,
+            x0={"x": -exact.solution(theta0)["x"]},
+            g=lower,
+            f=self.upper,
+            project=lambda theta: {"theta": theta["theta"].clamp(self.low, self.high)},
+            evaluate=evaluate,
+        )

@@ -4,30 +4,14 @@ kinks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, final
 
 import attrs
 import torch
-from attrs import field
 from torch import Tensor
 
-from hgms.tasks.circle.functions import (
-    METRICS,
-    TRAITS,
-    above_low,
-    bump,
-    bump_slope,
-    in_interval,
-    problem_of,
-    radius,
-)
-from hgms_core import Problem, Tree, component
-from hgms_core.capabilities import Capabilities, HasClosedForm
-
-
-def _upper(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-    return bump(theta["theta"][0]) * x["x"][0] + x["x"][1].square()
+from hgms.tasks.circle.functions import Circle, bump, bump_slope, radius
+from hgms_core import Tree, component
 
 
 @final
@@ -59,7 +43,7 @@ class KinkClosedForm:
 
 @final
 @component
-class CircleKink:
+class CircleKink(Circle):
     """The paper's example of a non-differentiable hyper-objective with smooth f, g and S(θ).
 
     With a(θ) = e^{−1/θ²} sin(10/θ) and r(θ)² = 1 + θ²::
@@ -108,21 +92,7 @@ class CircleKink:
     """
 
     name: ClassVar[str] = "circle-kink"
-    capabilities: ClassVar[Capabilities] = frozenset({HasClosedForm})
-    version: ClassVar[str] = "1"
-    traits: ClassVar[frozenset[str]] = TRAITS
-    metrics: ClassVar[Mapping[str, bool]] = METRICS
+    exact: ClassVar[type] = KinkClosedForm
 
-    low: float = 0.2
-    high: float = field(default=3.0, validator=above_low)
-    start: float = field(default=1.8, validator=in_interval)
-
-    def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> KinkClosedForm:
-        """Return the exact solution, value and derivative.
-
-        They need no data: the arguments have no effect and match ``problem``.
-        """
-        return KinkClosedForm()
-
-    def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        return problem_of(self, self.closed_form(seed, device, dtype), _upper, device, dtype)
+    def upper(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        return bump(theta["theta"][0]) * x["x"][0] + x["x"][1].square()
