@@ -4,9 +4,9 @@ loaders, and checks of losses. No function of this package runs in an outer step
 
 from __future__ import annotations
 
-from hgms.adapters.checks import check_losses, evaluate_metrics, pure
+from hgms.adapters.checks import check_losses, evaluate_metrics, global_states, pure
 from hgms.adapters.display import as_html, as_text, sizes
-from hgms.adapters.losses import Hypergradient, from_losses, hypergradient
+from hgms.adapters.losses import Hypergradient, check_options, from_losses, hypergradient
 from hgms.adapters.modules import ModuleParts, fresh_parameters, from_module, trainable
 from hgms.adapters.shapes import Nested, Shape, check_floating
 from hgms.adapters.tables import as_data
@@ -21,10 +21,12 @@ __all__ = [
     "as_text",
     "check_floating",
     "check_losses",
+    "check_options",
     "evaluate_metrics",
     "fresh_parameters",
     "from_losses",
     "from_module",
+    "global_states",
     "hypergradient",
     "pure",
     "sizes",

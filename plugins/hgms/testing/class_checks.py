@@ -15,7 +15,7 @@ import numpy as np
 import tomlkit
 import torch
 
-from hgms.adapters.checks import global_states
+from hgms.adapters import global_states
 from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints

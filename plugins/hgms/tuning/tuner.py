@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from torch import Tensor, nn
 
-from hgms.adapters.losses import check_options
+from hgms.adapters import check_options
 from hgms.config import Budget
 from hgms.hyper import Hyper
 from hgms.tuning.auto import Auto, Search, as_problem
