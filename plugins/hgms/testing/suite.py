@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hgms.facts import name_of
-from hgms.packages import optional_module
 from hgms.plugins import KINDS, Kind, Registry
 from hgms.testing import class_checks as every
 from hgms.testing import equal_weights as equal
@@ -129,12 +128,11 @@ def parametrize_with_checks(
 
     Raises
     ------
-    MissingExtra
-        Without pytest.
     ConfigError
         For an expected failure of a check that does not exist.
     """
-    pytest = optional_module("pytest", "parametrize_with_checks", "test")
+    import pytest
+
     rows = []
     for label, component in zip(_labels(components), components, strict=True):
         expected = (
