@@ -173,7 +173,8 @@ class TrainedMethod(PhasedMethod):
     ) -> tuple[State, Record, Cost]:
         """Run one update of x on some rows of ``data``: the pool, or validation rows.
 
-        ``count`` includes this update. By default, it is one more than the progress in the phase.
+        ``count`` is the number of updates including this one. By default, it is the number of
+        steps so far in the phase, plus one.
         """
         data = data or problem.lower_data
         lower = data is problem.lower_data
