@@ -138,22 +138,15 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, 
     if spec.endswith(".py") or not NAME.fullmatch(name):
         raise wrong_form(spec)
     kinds = [kind for kind in KINDS.values() if registry.find(kind.name, name) is not None]
-    if len(kinds) > 1:
-        several = " or ".join(f"{kind.name}:{name}" for kind in kinds)
-        raise ConfigError(
-            "ambiguous-name",
-            f"{name!r} is {' and '.join(kind.with_article for kind in kinds)}",
-            place=("MODULE:CLASS",),
-            hint=f"use {several}",
-        )
-    if not kinds:
+    if len(kinds) != 1:
         names = sorted({component.name for component in registry.components()})
+        forms = [f"use {kind.name}:{name}" for kind in kinds]
         raise ConfigError(
-            "unknown-component",
-            f"no component is registered as {name!r}",
+            "ambiguous-name" if kinds else "unknown-component",
+            f"{name!r} is the name of {len(kinds)} components, but must be the name of one",
             place=("MODULE:CLASS",),
-            hint=f"{FORM}\nrun `hgms list` for all names",
-            did_you_mean=nearest(name, names),
+            hint="\n".join([*forms, FORM, "run `hgms list` for all names"]),
+            did_you_mean=() if kinds else nearest(name, names),
         )
     return kinds[0], registry.get(kinds[0].name, name).target, registry
 
