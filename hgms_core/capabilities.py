@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
+from attrs import frozen
 from torch import Tensor
 
 if TYPE_CHECKING:  # the core itself uses capabilities of losses
@@ -44,6 +45,7 @@ __all__ = [
     "Capabilities",
     "DrawsChoice",
     "Finishes",
+    "Fixed",
     "GivesRepresentations",
     "HasClosedForm",
     "HasData",
@@ -252,6 +254,13 @@ class GivesRepresentations(Protocol):
 # --- any component
 
 
+@frozen
+class Fixed:
+    """Operands of a :class:`JoinsStep` that are the same in all steps of a problem."""
+
+    value: Any
+
+
 class JoinsStep(Protocol):
     """Can be compiled into one program with the other parts of an outer step.
 
@@ -267,6 +276,8 @@ class JoinsStep(Protocol):
         The context is (start, key, progress) for a generator, (key,) for a selector, (key, state)
         for a hypergradient, and (state, progress) for an outer optimiser. Return None if the part
         cannot be joined with its settings, and NotImplemented if it cannot be joined in this step.
+        If the operands are the same in all steps, return them as :class:`Fixed`: the method is then
+        called once.
         """
 
     def compute(self, *arguments: Any) -> Any:

@@ -97,6 +97,8 @@ class Programs:
     waited: float = field(default=0.0, init=False)
     outcomes: dict[str, str] = field(factory=dict, init=False)
     _kept: dict[Hashable, Any] = field(factory=dict, init=False)
+    _last: tuple[Pipeline | None, Problem | None] = field(default=(None, None), init=False)
+    _joined: JoinedStep | None = field(default=None, init=False)
     _making: bool = field(default=False, init=False)
     _reasons: set[str] = field(factory=set, init=False)
 
@@ -131,13 +133,16 @@ class Programs:
         """Run an outer step as one program; None if it cannot be one program."""
         if not self.joins:
             return None
-        rows = (problem.lower_data, *problem.upper_data.values())
-        # The entry keeps references, so that no id is used again.
-        key = ("step", id(pipeline), problem.f, problem.g, problem.project, *map(id, rows))
-        joined, *_ = self.keep(
-            key, lambda: (JoinedStep.of(self, pipeline, problem), pipeline, rows)
-        )
-        return None if joined is None else joined(state, progress)
+        last, of_last = self._last
+        if last is not pipeline or of_last is not problem:
+            rows = (problem.lower_data, *problem.upper_data.values())
+            # The entry keeps references, so that no id is used again.
+            key = ("step", id(pipeline), problem.f, problem.g, problem.project, *map(id, rows))
+            self._joined, *_ = self.keep(
+                key, lambda: (JoinedStep.of(self, pipeline, problem), pipeline, rows)
+            )
+            self._last = pipeline, problem
+        return None if self._joined is None else self._joined(state, progress)
 
     def build(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from hgms.compiled.library import plain
 from hgms.compiled.loops import TABLE
 from hgms.compiled.small_products import LARGE
 from hgms.compiled.trace import Structure, apart, flatten, lift_constants
@@ -27,16 +28,16 @@ from hgms_core import (
     State,
     Tree,
 )
-from hgms_core.capabilities import JoinsStep, find
+from hgms_core.capabilities import Fixed, JoinsStep, find
 from hgms_core.components import evolve
 
 Value = TypeVar("Value")
 Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Kinds = list[tuple[torch.Size, torch.dtype]]
 NAME = "step"
-CARRIED = ("theta", "start", "hypergradient", "outer")
-"""The entries of a state that the next step reads, except its seed, step and costs."""
-PARTS = ("generator", "selector", "hypergradient", "outer")
+CARRIED = ("theta", "start", "hypergradient", "outer", "cost")
+"""The entries of a state that the next step reads, except its seed and step."""
+PARTS = ("hypergradient", "outer", "selector", "generator")
 ROUNDED = ("gap", "curvature")
 """Entries of a record that are not compared."""
 SHAPES = 8
@@ -174,48 +175,66 @@ def kinds_of(leaves: Sequence[Tensor]) -> Kinds:
 # 2. The program
 
 
-@frozen(eq=False)
-class Carried:
-    """The part of a state that the next step reads.
-
-    ``leaves`` are one tensor of its whole numbers, and its tensors.
-    """
+@frozen
+class Form:
+    """The structure of a value, and the shapes and types of its tensors."""
 
     structure: Structure
-    leaves: list[Tensor]
     kinds: Kinds
 
+
+@frozen(eq=False)
+class Leaves:
+    """The tensors of a value, and its form: its structure, and the shapes and types of tensors.
+
+    ``leaves`` of a carried part of a state are one tensor of its whole numbers, and its tensors.
+    ``fixed`` is whether all steps have this value.
+    """
+
+    value: Any
+    leaves: list[Tensor]
+    form: Form
+    fixed: bool = False
+
     @classmethod
-    def of(cls, state: State, like: Structure = None) -> Carried:
+    def of(cls, operands: Any) -> Leaves:
+        """Return the tensors of the operands of a part."""
+        value = operands.value if isinstance(operands, Fixed) else operands
+        leaves: list[Tensor] = []
+        structure = flatten(value, leaves)
+        leaves = plain(leaves)
+        return cls(value, leaves, Form(structure, kinds_of(leaves)), isinstance(operands, Fixed))
+
+    @classmethod
+    def carried(cls, state: State, like: Structure = None) -> Leaves:
+        """Return the part of a state that the next step reads."""
         leaves: list[Tensor] = []
         counts: list[Any] = []
         structure = spread({name: state[name] for name in CARRIED}, leaves, counts, like)
         leaves = [as_tensor(counts), *leaves]
-        return cls(structure, leaves, kinds_of(leaves))
+        return cls(state, leaves, Form(structure, kinds_of(leaves)))
 
 
 @frozen(eq=False)
 class Result:
-    """The structure of the outputs: the carried state, the costs, and (x, record)."""
+    """The form of the carried state, and the structure of (x, record).
 
-    carried: Structure
-    kinds: Kinds
+    The first output of a program contains the whole numbers of the state.
+    """
+
+    carried: Form
     rest: Structure
 
 
 @frozen(eq=False)
 class Program:
-    """A compiled step for values of one structure and of one list of shapes and types."""
+    """A compiled step for a carried state and operands of these forms."""
 
-    carried: Structure
-    operands: Structure
-    kinds: Kinds
+    carried: Form
+    operands: list[Form]
     run: Runner
     constants: tuple[Tensor, ...]
     result: Result
-
-    def suits(self, carried: Structure, operands: Structure, kinds: Kinds) -> bool:
-        return bool(self.kinds == kinds and self.operands == operands and self.carried == carried)
 
 
 @define(eq=False)
@@ -224,7 +243,8 @@ class JoinedStep:
 
     ``excluded`` is whether a part cannot be joined with its settings, or the problem is large (None
     before the first step). It is a function of the settings, so a resumed run joins the same steps.
-    ``last`` is the last state, and its carried part.
+    ``last`` is the last state, and its carried part. ``operands`` are the last operands of each
+    part.
     """
 
     compiler: Compiler
@@ -232,7 +252,8 @@ class JoinedStep:
     problem: Problem
     programs: list[Program] = field(factory=list, init=False)
     excluded: bool | None = field(default=None, init=False)
-    last: tuple[State, Carried] | None = field(default=None, init=False)
+    last: Leaves | None = field(default=None, init=False)
+    operands: dict[str, Leaves] = field(factory=dict, init=False)
 
     @classmethod
     def of(cls, compiler: Compiler, pipeline: Pipeline, problem: Problem) -> JoinedStep | None:
@@ -251,91 +272,81 @@ class JoinedStep:
             return None
         operands = self._operands(state, progress)
         if self.excluded is None:
-            self.excluded = operands is None or self._work(operands["hypergradient"]) > WORK
+            self.excluded = operands is None or self._work() > WORK
         if operands is None or self.excluded:
             return None
-        if any(operand is NotImplemented for operand in operands.values()):
+        if operands is NotImplemented:
             return self.pipeline.step(self.problem, state, progress)
-        carried = self._carried(state)
-        drawn: list[Tensor] = []
-        structure = flatten(operands, drawn)
-        kinds = [*carried.kinds, *kinds_of(drawn)]
-        leaves = [*carried.leaves, *drawn]
+        last = self.last
+        carried = last if last is not None and last.value is state else Leaves.carried(state)
+        leaves = carried.leaves + [leaf for part in operands for leaf in part.leaves]
+        forms = [part.form for part in operands]
         for program in self.programs:
-            if program.suits(carried.structure, structure, kinds):
+            if program.carried == carried.form and program.operands == forms:
                 return self._run(program, leaves, state)
-        made = self._make(carried, structure, leaves, state, progress)
+        made = self._make(carried.form, forms, leaves, state, progress)
         return None if made is None else self._run(made, leaves, state)
 
-    def _carried(self, state: State) -> Carried:
-        """Return what the step reads of the state, which the last step usually has returned."""
-        if self.last is not None and self.last[0] is state:
-            return self.last[1]
-        return Carried.of(state)
-
     def _run(self, program: Program, leaves: list[Tensor], state: State) -> tuple[State, Record]:
-        """Run the program, and add its costs to the costs before it."""
         outputs = program.run([*leaves, *program.constants])
         result = program.result
         rest = iter(outputs)
-        counts = next(rest).tolist()
-        kept = gather(result.carried, rest, iter(counts))
-        spent = next(rest).tolist()
-        x, record = gather(result.rest, rest, iter(()))
+        counts = iter(next(rest).tolist())
+        kept = gather(result.carried.structure, rest, counts)
+        x, record = gather(result.rest, rest, counts)
         step = state["step"] + 1
-        before = state["cost"].items()
-        cost = {name: count + more for (name, count), more in zip(before, spent, strict=True)}
-        following = {**state, **kept, "x": x, "step": step, "cost": cost}
-        carried = list(outputs[: len(result.kinds)])
-        self.last = (following, Carried(result.carried, carried, result.kinds))
+        following = {**state, **kept, "x": x, "step": step}
+        self.last = Leaves(following, list(outputs[: len(result.carried.kinds)]), result.carried)
+        cost = kept["cost"]
         costs = {f"cost_{name}": count for name, count in cost.items()}
         return following, {"step": step, **record, **costs, "oracle_calls": Cost(**cost).calls}
 
-    def _operands(self, state: State, progress: float) -> dict[str, Any] | None:
-        """Return the operands of the parts; None if a part cannot be joined with its settings."""
-        key = Key(state["seed"]).fold("step", state["step"])
-        contexts: dict[str, Any] = {
-            "hypergradient": (key.fold("differentiate"), state["hypergradient"]),
-            "outer": (state["outer"], progress),
-            "selector": (key.fold("select"),),
-            "generator": (state["start"], key.fold("propose"), progress),
-        }
-        operands = {}
-        for name, context in contexts.items():
-            part = getattr(self.pipeline, name)
-            operands[name] = part.operands(self.problem, *context)
-            if operands[name] is None:
-                return None
-        return operands
+    def _operands(self, state: State, progress: float) -> Any:
+        """Return the operands of the parts.
 
-    def _work(self, batches: Any) -> int:
-        """Return the unknowns times the rows of the batches of a hypergradient."""
-        leaves: list[Tensor] = []
-        flatten(batches, leaves)
+        The result is None or NotImplemented if the operands of a part are.
+        """
+        key = None
+        found = []
+        for name in PARTS:
+            known = self.operands.get(name)
+            if known is None or not known.fixed:
+                key = key or Key(state["seed"]).fold("step", state["step"])
+                part = getattr(self.pipeline, name)
+                value = part.operands(self.problem, *_context(name, state, key, progress))
+                if value is None or value is NotImplemented:
+                    return value
+                known = self.operands[name] = Leaves.of(value)
+            found.append(known)
+        return found
+
+    def _work(self) -> int:
+        """Return the unknowns times the rows of the batches of the hypergradient."""
+        leaves = self.operands["hypergradient"].leaves
         rows = max((len(leaf) for leaf in leaves if leaf.dim()), default=1)
         return rows * sum(leaf.numel() for leaf in self.problem.x0.values())
 
     def compute(
-        self, carried: Structure, operands: Structure, inputs: Sequence[Tensor]
+        self, carried: Form, operands: list[Form], inputs: Sequence[Tensor]
     ) -> tuple[list[Tensor], Result]:
-        """Compute a step of the pipeline as a function of tensors; costs start at zero."""
+        """Compute a step of the pipeline as a function of tensors."""
         leaves = iter(inputs)
-        kept = gather(carried, leaves, iter(next(leaves).unbind()))
-        given = gather(operands, leaves, iter(()))
-        parts: dict[str, Any] = {
-            name: PartWithOperands(getattr(self.pipeline, name), given[name]) for name in PARTS
-        }
-        start = {**kept, "seed": 0, "step": 0, "cost": Cost().numbers()}
+        kept = gather(carried.structure, leaves, iter(next(leaves).unbind()))
+        parts: dict[str, Any] = {}
+        for name, form in zip(PARTS, operands, strict=True):
+            given = gather(form.structure, leaves, iter(()))
+            parts[name] = PartWithOperands(getattr(self.pipeline, name), given)
+        start = {**kept, "seed": 0, "step": 0}
         state, record = evolve(self.pipeline, **parts).step(self.problem, start)
-        after = Carried.of(state, carried)
-        outputs = [*after.leaves, as_tensor(list(state["cost"].values()))]
+        after = Leaves.carried(state, carried.structure)
+        outputs = list(after.leaves)
         structure = flatten((state["x"], without_costs(record)), outputs)
-        return outputs, Result(after.structure, after.kinds, structure)
+        return outputs, Result(carried if after.form == carried else after.form, structure)
 
     def _make(
         self,
-        carried: Carried,
-        operands: Structure,
+        carried: Form,
+        operands: list[Form],
         leaves: list[Tensor],
         state: State,
         progress: float,
@@ -345,7 +356,7 @@ class JoinedStep:
         compiler = self.compiler
 
         def compute(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Result]:
-            return self.compute(carried.structure, operands, inputs)
+            return self.compute(carried, operands, inputs)
 
         made = compiler.attempt(NAME, "traced", lambda: trace_step(compute, leaves))
         if made is None:
@@ -360,8 +371,7 @@ class JoinedStep:
 
         def check(run: Runner, stored: bool) -> str:
             after, record = self.pipeline.step(self.problem, state, progress)
-            cost = [after["cost"][name] - n for name, n in state["cost"].items()]
-            expected = [*Carried.of(after).leaves, torch.tensor(cost)]
+            expected = list(Leaves.carried(after).leaves)
             flatten((after["x"], without_costs(record)), expected)
             return difference_of(
                 compute, lambda inputs: run([*inputs, *constants]), result, leaves, expected
@@ -372,9 +382,20 @@ class JoinedStep:
         run = compiler.build(NAME, graph, inputs, check, **settings)
         if run is None:
             return None
-        program = Program(carried.structure, operands, kinds_of(leaves), run, constants, result)
+        program = Program(carried, operands, run, constants, result)
         self.programs.insert(0, program)
         return program
+
+
+def _context(name: str, state: State, key: Key, progress: float) -> tuple[Any, ...]:
+    """Return the arguments of ``operands`` of a part, after the problem."""
+    if name == "generator":
+        return state["start"], key.fold("propose"), progress
+    if name == "selector":
+        return (key.fold("select"),)
+    if name == "hypergradient":
+        return key.fold("differentiate"), state["hypergradient"]
+    return state["outer"], progress
 
 
 def without_costs(record: Record) -> Record:
@@ -438,12 +459,11 @@ def comparable(result: Result, outputs: Sequence[Tensor]) -> list[Tensor]:
     """
     leaves = iter(outputs)
     counts = next(leaves)
-    carried = gather(result.carried, leaves, iter(counts.unbind()))
-    cost = next(leaves)
+    carried = gather(result.carried.structure, leaves, iter(counts.unbind()))
     x, record = gather(result.rest, leaves, iter(()))
     record = {name: item for name, item in record.items() if name not in ROUNDED}
     if record["residual"] is not None:
         record["residual"] = 1 + record["residual"]
     values: list[Tensor] = []
-    flatten((carried, cost, x, record), values)
+    flatten((carried, x, record), values)
     return values

@@ -35,6 +35,7 @@ from hgms_core import (
 )
 from hgms_core.capabilities import (
     Capabilities,
+    Fixed,
     JoinsStep,
     Randomized,
     Recycles,
@@ -192,11 +193,15 @@ class Implicit:
             solver
         )
 
-    def operands(self, problem: Problem, key: Key, state: State) -> tuple[Tree, Tree] | None:
+    def operands(
+        self, problem: Problem, key: Key, state: State
+    ) -> tuple[Tree, Tree] | Fixed | None:
         joins = self.batches == "one" and self.operator == "hessian"
         if not joins or find(self.solver, SolvesInProgram) is None:
             return None
-        return self._rows(problem, key)[1:]
+        batches = self._rows(problem, key)[1:]
+        whole = self.batch_size is None and self.upper_batch_size is None
+        return Fixed(batches) if whole else batches
 
     def compute(
         self,

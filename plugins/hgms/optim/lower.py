@@ -217,6 +217,10 @@ class Clip:
     def moments(self) -> Literal["carry", "fresh"]:
         return self.optimizer.moments
 
+    @property
+    def schedule(self) -> Cosine | Schedule | None:
+        return self.optimizer.schedule
+
     def rule(self, x0: Tree, done: int = 0) -> Rule | TorchRule:
         rule: Rule | TorchRule = self.optimizer.rule(x0, done)
         return evolve(rule, clip=self.clip)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hgms.outer.shape import Projection, Schedule, clip_gradient
 from hgms_core import Problem, State, Tree, component, hookimpl
-from hgms_core.capabilities import Capabilities, JoinsStep
+from hgms_core.capabilities import Capabilities, Fixed, JoinsStep
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
 
@@ -24,6 +24,7 @@ class _Additive:
     capabilities: ClassVar[Capabilities] = frozenset({JoinsStep})
 
     if TYPE_CHECKING:
+        schedule: Schedule
         numbers: Callable[[State, float], tuple[float, ...]]
         move: Callable[..., tuple[Tree, State]]
 
@@ -32,14 +33,10 @@ class _Additive:
     ) -> tuple[Tree, State]:
         return self.move(theta, gradient, state, self.numbers(state, progress))
 
-    def operands(self, problem: Problem, state: State, progress: float) -> Tensor:
-        numbers = self.numbers(state, progress)
-        kept = problem.kept.get("outer numbers")
-        if kept is None or kept[0] != numbers:
-            kept = (numbers, torch.tensor(numbers, dtype=torch.float64))
-            problem.kept["outer numbers"] = kept
-        tensor: Tensor = kept[1]
-        return tensor
+    def operands(self, problem: Problem, state: State, progress: float) -> Tensor | Fixed:
+        numbers = torch.tensor(self.numbers(state, progress), dtype=torch.float64)
+        corrected = "v" in state  # by Adam, whose numbers depend on the step
+        return numbers if corrected or self.schedule.kind != "constant" else Fixed(numbers)
 
     def compute(
         self, theta: Tree, gradient: Tree, state: State, operands: Tensor

@@ -24,7 +24,7 @@ from hgms_core import (
     groups,
     values,
 )
-from hgms_core.capabilities import Capabilities, JoinsStep
+from hgms_core.capabilities import Capabilities, Fixed, JoinsStep
 from hgms_core.validators import optional_positive
 
 
@@ -42,10 +42,13 @@ class _ByLoss:
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        return self.compute(problem, theta, candidates, self.operands(problem, key))
+        batch, _ = problem.upper_data["select"].sample(key, self.batch_size)
+        return self.compute(problem, theta, candidates, batch)
 
-    def operands(self, problem: Problem, key: Key) -> Tree:
-        return problem.upper_data["select"].sample(key, self.batch_size)[0]
+    def operands(self, problem: Problem, key: Key) -> Tree | Fixed:
+        data = problem.upper_data["select"]
+        batch, rows = data.sample(key, self.batch_size)
+        return Fixed(batch) if rows == data.size else batch
 
     def compute(
         self, problem: Problem, theta: Tree, candidates: Candidates, operands: Tree

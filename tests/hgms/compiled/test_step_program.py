@@ -25,7 +25,8 @@ from hgms.outer import Adam, ProjectedGradient, Projection, Schedule, Sgd
 from hgms.outer import AdamW as OuterAdamW
 from hgms.selectors import BestOfN, Worst
 from hgms.solvers import CG, MINRES, Neumann
-from hgms_core import ROLES, Data, Outcome, Pipeline, Problem, State, Tree
+from hgms_core import ROLES, Data, Key, Outcome, Pipeline, Problem, State, Tree
+from hgms_core.capabilities import Fixed
 
 F32 = torch.float32
 CLOSE = {F32: 1e-6, F64: 1e-12}
@@ -223,6 +224,31 @@ def test_leaves_may_have_several_types() -> None:
     problem = linear(F32)
     mixed = {"w": problem.x0["w"], "v": normal(2, seed=9).double()}
     compare_steps(pipeline(), evolve(problem, x0=mixed), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fixed"),
+    [
+        ({"diversity": Diversity(lr_spread=(0.5, 2.0)), "outer": Sgd()}, (True, True, True)),
+        ({"batch_size": 5, "outer": OuterAdamW()}, (False, True, False)),
+        ({"outer": Sgd(schedule=Schedule(kind="cosine"))}, (False, True, False)),
+        ({"optimizer": SGD(schedule=Cosine()), "outer": Sgd()}, (False, True, True)),
+        ({"optimizer": AdamW(), "outer": Sgd()}, (False, True, True)),
+    ],
+    ids=str,
+)
+def test_operands_are_fixed_if_all_steps_have_the_same(
+    parts: dict[str, Any], fixed: tuple[bool, ...]
+) -> None:
+    method, problem = pipeline(**parts), linear()
+    state = method.init(problem, 0)
+    key = Key(0)
+    operands = (
+        method.generator.operands(problem, state["start"], key, 0.0),
+        method.selector.operands(problem, key),
+        method.outer.operands(problem, state["outer"], 0.0),
+    )
+    assert tuple(isinstance(value, Fixed) for value in operands) == fixed
 
 
 @pytest.mark.parametrize(

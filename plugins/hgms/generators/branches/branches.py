@@ -39,7 +39,7 @@ from hgms_core import (
     groups,
     repeat,
 )
-from hgms_core.capabilities import Capabilities, JoinsStep, ProposesSome
+from hgms_core.capabilities import Capabilities, Fixed, JoinsStep, ProposesSome
 from hgms_core.validators import not_negative, optional_positive, positive
 
 
@@ -354,7 +354,7 @@ class Branches:
 
     def operands(
         self, problem: Problem, start: State, key: Key, progress: float
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Any] | Fixed | None:
         rule = self.optimizer.rule(problem.x0, start["optimizer_steps"])
         kept = self.count == 1 and self.keep_path != "none"
         if isinstance(rule, TorchRule) or self._parts(problem.lower_data) > 1 or kept:
@@ -370,7 +370,9 @@ class Branches:
         rates = self._rates(problem, start)
         like = next(iter(start["x"].values()))
         numbers = kept_table(problem, rule, rates, decays, like)
-        return {"x": x, "batches": data.batch(index), "numbers": numbers}
+        operands = {"x": x, "batches": data.batch(index), "numbers": numbers}
+        constant = self.optimizer.schedule is None and rule.optimizer == "sgd"
+        return Fixed(operands) if constant and x is None and index is None else operands
 
     def compute(
         self, problem: Problem, theta: Tree, start: State, operands: dict[str, Any]

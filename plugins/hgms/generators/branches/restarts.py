@@ -13,6 +13,7 @@ from hgms.generators.branches.branches import Branches
 from hgms_core import CandidateGenerator, Candidates, Key, Problem, State, Tree, component
 from hgms_core.capabilities import (
     Capabilities,
+    Fixed,
     JoinsStep,
     LearnsStart,
     ProposesSome,
@@ -107,8 +108,9 @@ class Restarts:
         operands = self._inner.operands(problem, start, key, progress)
         if operands is None or self.restart_every == 1:
             return None
-        restarts = (start["outer_steps"] + 1) % self.restart_every == 0
-        return NotImplemented if restarts else operands
+        if (start["outer_steps"] + 1) % self.restart_every == 0:
+            return NotImplemented
+        return operands.value if isinstance(operands, Fixed) else operands
 
     def compute(self, problem: Problem, theta: Tree, start: State, operands: Any) -> Candidates:
         candidates: Candidates = self._inner.compute(problem, theta, start, operands)
