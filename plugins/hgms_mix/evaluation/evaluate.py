@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import attrs
 from attrs import field
 
-from hgms.store import Folder, json_object
+from hgms.store import Folder, json_digest, json_object
 from hgms_core import ConfigError, component
 from hgms_core.errors import CheckpointError, unknown_name
 from hgms_core.validators import at_least, optional
@@ -143,14 +143,21 @@ class Evaluate:
             The judge does not respond, or memory is too small for a single prompt. Finished work is
             kept.
         """
+        from hgms_mix.evaluation import generate
+
         self.check()
         folder.mkdir(parents=True, exist_ok=True)
         loaded = {
-            name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit)
+            name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit)[0]
             for name in self.benchmarks
         }
-        for name, (listed, source) in loaded.items():
-            self._generate(name, listed, source, model, tokenizer, folder, report)
+        # The batch size is excluded: decoding is greedy for all values.
+        settings = [self.instruction, self.template, self.max_new_tokens, self.max_prompt_tokens]
+        made_by = [generate.fingerprint(model), tokenizer.chat_template, *settings]
+        claimed = Folder(folder, key=json_digest(made_by))
+        claimed.commit([], facts=claimed.manifest().facts)
+        for name, listed in loaded.items():
+            self._generate(name, listed, model, tokenizer, folder, report)
             if name != "mt-bench":
                 _write(folder, name, _score_answers(name, listed, folder, report))
         if "mt-bench" in self.benchmarks:
@@ -160,7 +167,7 @@ class Evaluate:
         results = _results(folder)
         mine: dict[str, Any] = {name: results[name] for name in self.benchmarks}
         if self.lm_eval is not None:
-            tasks = self.lm_eval.run(model, tokenizer, folder, report)
+            tasks = self.lm_eval.run(model, tokenizer, claimed, report)
             for task, result in tasks.items():
                 _write(folder, task, result)
             mine |= tasks
@@ -213,7 +220,6 @@ class Evaluate:
         self,
         name: Benchmark,
         listed: Sequence[Question],
-        source: str,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         folder: Path,
@@ -221,8 +227,6 @@ class Evaluate:
     ) -> None:
         from hgms_mix.evaluation import generate
 
-        claim = Folder(folder, key=generate.fingerprint(model))
-        self._claim(claim, name, source, tokenizer.chat_template)
         for turn in range(1, max(len(question.turns) for question in listed) + 1):
             done = _answers(folder, name)
             todo = [
@@ -265,35 +269,6 @@ class Evaluate:
                 ("assistant", done[question.id, place]["text"]),
             ]
         return [*turns, ("user", question.turns[turn - 1])]
-
-    def _claim(self, folder: Folder, name: Benchmark, source: str, chat_template: Any) -> None:
-        """Store the settings that determine the responses, or check that they are unchanged.
-
-        The batch size is excluded: decoding is greedy for all values. The key of the folder
-        is the fingerprint of the model.
-        """
-        now = {
-            "questions": source,
-            "instruction": self.instruction if name != "mt-bench" else "",
-            "template": self.template,
-            "max_new_tokens": self.new_tokens(name),
-            "max_prompt_tokens": self.max_prompt_tokens,
-            "chat_template": chat_template,
-        }
-        answers = f"{name}.answers.jsonl"
-        facts = folder.manifest().facts
-        settings = facts.get("settings", {})
-        if not (folder.path / answers).exists():
-            folder.commit([], facts={**facts, "settings": {**settings, name: now}})
-            return
-        before = settings.get(name, {})  # answers without settings may be of other settings
-        if changed := [key for key in now if before.get(key) != now[key]]:
-            raise CheckpointError(
-                "other-settings",
-                f"the responses to {name} in the folder have other settings: {', '.join(changed)}",
-                place=(str(folder.path),),
-                hint=f"use another folder, or remove {answers} to repeat the generation",
-            )
 
     def _rate_answers(self, folder: Path, report: Report, *, ask: bool) -> dict[str, Any]:
         place = questions.place("mt-bench", self.paths.get("mt-bench"))

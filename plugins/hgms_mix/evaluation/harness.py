@@ -6,7 +6,6 @@ Data are read from local files.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import logging
 import math
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 import attrs
 from attrs import field
 
+from hgms.packages import optional_module
 from hgms.store import Folder, file_digest
 from hgms_core import ConfigError, component
-from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.evaluation import questions, records, scores
-from hgms_mix.evaluation.generate import fingerprint, own_stops, prompt_cap, without_own_settings
+from hgms_mix.evaluation.generate import own_stops, prompt_cap, without_own_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -103,13 +102,7 @@ class LmEval:
 
         Without this check, these failures would occur only after training.
         """
-        if importlib.util.find_spec("lm_eval") is None:
-            raise MissingExtra(
-                "missing-package",
-                "lm_eval requires lm-eval, which is not installed",
-                place=PLACE,
-                install="pip install 'hgms[lm-eval]'",
-            )
+        optional_module("lm_eval", "evaluate.lm_eval", "lm-eval", place=PLACE)
         for name in self.tasks:
             _digests(name)
 
@@ -117,7 +110,7 @@ class LmEval:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        folder: Path,
+        answers: Folder,
         report: Callable[[str], None],
     ) -> dict[str, Any]:
         """Return a result for each task, filter and metric, named ``lm-eval TASK FILTER METRIC``.
@@ -131,8 +124,6 @@ class LmEval:
         ConfigError
             As :meth:`check`; the model has too few positions for the new tokens; or a chat template
             is required and the tokenizer has none.
-        CheckpointError
-            The responses in the folder are from another model.
         """
         prompt_cap(model, 1, self.max_new_tokens, (*PLACE, "max_new_tokens"))
         if self.chat_template and tokenizer.chat_template is None:
@@ -142,10 +133,8 @@ class LmEval:
                 place=(*PLACE, "chat_template"),
                 hint="set chat_template = false",
             )
-        answers = Folder(folder, key=fingerprint(model))
         facts = answers.manifest().facts
         stored = dict(facts.get("lm_eval", {}))
-        folder.mkdir(parents=True, exist_ok=True)
         common = {
             key: value
             for key, value in attrs.asdict(cast(Any, self)).items()
@@ -159,7 +148,7 @@ class LmEval:
                 "chat_template_text": tokenizer.chat_template,
             }
             if stored.get(name, {}).get("settings") != settings:
-                found = self._task(name, model, tokenizer, folder, report)
+                found = self._task(name, model, tokenizer, answers.path, report)
                 stored[name] = {"settings": settings, "results": found}
                 answers.commit([], facts={**facts, "lm_eval": stored})
             results |= stored[name]["results"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,9 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
+from hgms.packages import optional_module
 from hgms.store import json_digest
 from hgms_core import ConfigError
-from hgms_core.errors import MissingExtra
 from hgms_core.validators import at_least, greater_than, not_empty, optional
 from hgms_mix.evaluation.questions import REFERENCES, JudgePrompt, Question
 
@@ -145,13 +144,7 @@ class Judge:
 
     def require(self) -> None:
         """Raise MissingExtra or ConfigError if requests are not possible."""
-        if importlib.util.find_spec("openai") is None:
-            raise MissingExtra(
-                "missing-package",
-                "the judge of MT-Bench requires openai, which is not installed",
-                place=("evaluate", "judge"),
-                install="pip install 'hgms[llm]'",
-            )
+        optional_module("openai", "the judge of MT-Bench", "llm", place=("evaluate", "judge"))
         self.key()
 
 

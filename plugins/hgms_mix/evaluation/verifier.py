@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hgms.packages import optional_module
 from hgms_core.errors import MissingExtra
+
+PLACE = ("evaluate", "benchmarks")
 
 
 def verdicts(pairs: Sequence[tuple[str, str]], seconds: int = 5) -> list[str]:
@@ -46,7 +48,7 @@ def verdicts(pairs: Sequence[tuple[str, str]], seconds: int = 5) -> list[str]:
             raise MissingExtra(
                 "missing-package",
                 "math-verify cannot be used: its process ended before the first comparison",
-                place=("evaluate", "benchmarks"),
+                place=PLACE,
                 install="pip install 'hgms[llm]'",
             )
         found += own
@@ -56,13 +58,7 @@ def verdicts(pairs: Sequence[tuple[str, str]], seconds: int = 5) -> list[str]:
 
 
 def require_math_verify() -> None:
-    if importlib.util.find_spec("math_verify") is None:
-        raise MissingExtra(
-            "missing-package",
-            "gsm8k and math require math-verify, which is not installed",
-            place=("evaluate", "benchmarks"),
-            install="pip install 'hgms[llm]'",
-        )
+    optional_module("math_verify", "scoring of gsm8k and math", "llm", place=PLACE)
 
 
 def box(text: str) -> str:

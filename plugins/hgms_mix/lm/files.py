@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hgms.config import expand
-from hgms_core.errors import DataError, MissingExtra, Place, closest
+from hgms.packages import optional_module
+from hgms_core.errors import DataError, Place, closest
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import BadRow, Row
 from hgms_mix.lm.sources import Source
@@ -134,7 +135,7 @@ def raw_rows(
 def _open(name: str, at: Place, file: Path, raw: io.BufferedReader) -> Any:
     """Return the decompressed contents, as a stream with ``peek``."""
     if file.suffix == ".zst":
-        pa, _ = _arrow(name, at)
+        pa = optional_module("pyarrow", f"reading {name}", "llm", place=at)
         return io.BufferedReader(pa.input_stream(raw, compression="zstd"), 2**20)
     return gzip.open(raw) if file.suffix == ".gz" else raw
 
@@ -197,22 +198,9 @@ def _array(name: str, at: Place, data: bytes) -> Rows:
         yield f"row {number}", _object(row)
 
 
-def _arrow(name: str, at: Place) -> tuple[Any, Any]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"reading {name} requires pyarrow, which is not installed",
-            place=at,
-            install="pip install 'hgms[llm]'",
-        ) from error
-    return pa, pq
-
-
 def _parquet(name: str, at: Place, stream: BinaryIO) -> Rows:
-    pa, pq = _arrow(name, at)
+    pa = optional_module("pyarrow", f"reading {name}", "llm", place=at)
+    pq = optional_module("pyarrow.parquet", f"reading {name}", "llm", place=at)
     try:
         plain = isinstance(stream, io.BufferedReader) and stream.seekable()
         batches = pq.ParquetFile(stream if plain else pa.BufferReader(stream.read())).iter_batches(
@@ -237,16 +225,13 @@ READERS: Mapping[str, Reader] = {
 
 def _hub(where: Place, source: Source) -> Rows:
     at = (*where, "hub")
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            f"the data set {source.hub!r} of the Hub requires datasets, which is not installed",
-            place=at,
-            install="pip install 'hgms[llm]'",
-            hint="or download the file and set path",
-        ) from error
+    datasets = optional_module(
+        "datasets",
+        f"the data set {source.hub!r} of the Hub",
+        "llm",
+        place=at,
+        hint="or download the file and set path",
+    )
     try:
         table = datasets.load_dataset(
             source.hub, source.subset, split=source.split or "train", revision=source.revision

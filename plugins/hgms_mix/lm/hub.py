@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hgms.config import expand
+from hgms.packages import optional_module
 from hgms_core import ConfigError
-from hgms_core.errors import MissingExtra, Place
+from hgms_core.errors import Place
 
 
 def resolve_name(spec: str, what: str, place: Place) -> str:
@@ -63,13 +64,6 @@ def may_run_code(in_file: bool, spec: str | None) -> bool:
 
 def transformers_quietly() -> Any:
     """Import transformers without its progress bars, when a model is first needed."""
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtra(
-            "missing-package",
-            "language models require transformers, which is not installed",
-            install="pip install 'hgms[llm]'",
-        ) from None
+    transformers = optional_module("transformers", "a language model", "llm")
     transformers.logging.disable_progress_bar()
     return transformers

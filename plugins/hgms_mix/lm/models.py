@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -12,9 +11,10 @@ from attrs import field
 from torch import nn
 
 from hgms.config import expand
+from hgms.packages import optional_module
 from hgms.store import file_digest, json_digest
 from hgms_core import ConfigError, HgmsError, Key, component
-from hgms_core.errors import MissingExtra, OutOfMemory, Place, unknown_name
+from hgms_core.errors import OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm.files import without_expansion
 from hgms_mix.lm.hub import may_run_code, resolve_name, transformers_quietly
@@ -22,11 +22,6 @@ from hgms_mix.lm.sharding import ensure_ranks, shard_model
 
 MODEL = ("task", "model")
 """The place of a model in the configuration."""
-DRAWN_ON_CPU = 2**28
-"""Random weights up to this number of parameters are drawn on the CPU.
-
-They are then the same on every device.
-"""
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2"]
 
@@ -46,8 +41,7 @@ class BaseModel:
         Instead of ``path``, an architecture to build with random weights (from ``seed``):
         ``model_type`` and any fields of its transformers configuration, such as
         ``{ model_type = "gpt2", n_layer = 4, n_embd = 128, n_head = 4 }``. The vocabulary is the
-        tokenizer's. Weights are drawn on the CPU and are the same for every device. For more than
-        2²⁸ parameters they are drawn on the device itself (with ``shard`` on the CPU).
+        tokenizer's. Weights are drawn on the CPU and are the same for every device.
     tokenizer
         ``bytes`` (256 bytes, no download), a folder (also with GPT-2's encoder.json and vocab.bpe),
         or a name on the Hub; None: the tokenizer at ``path``.
@@ -279,12 +273,8 @@ class BaseModel:
         if device.type == "meta":
             with device:
                 return make()
-        place = torch.device("cpu")
-        if device.type == "cuda":
-            with torch.device("meta"):
-                size = make().num_parameters()
-            place = device if size > DRAWN_ON_CPU else place
-        with _temporary_seed(place, Key(self.seed).fold("model").derive() % 2**32), place:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(Key(self.seed).fold("model").derive() % 2**32)
             return make()
 
     def _load_error(self, error: Exception) -> ConfigError:
@@ -326,24 +316,6 @@ def _contents(spec: str, place: Place) -> dict[str, str]:
         ) from None
 
 
-@contextlib.contextmanager
-def _temporary_seed(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed the global generator of a device, and restore it afterwards.
-
-    Transformers draws initial weights from this generator. (``torch.manual_seed`` would seed the
-    generators of all devices.)
-    """
-    index = (
-        []
-        if device.type != "cuda"
-        else [torch.cuda.current_device() if device.index is None else device.index]
-    )
-    with torch.random.fork_rng(devices=index):
-        generator = torch.cuda.default_generators[index[0]] if index else torch.default_generator
-        generator.manual_seed(seed)
-        yield
-
-
 def _model_types() -> Collection[str]:
     """Return the types of causal language models in transformers."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
@@ -373,15 +345,8 @@ def _check_config(transformers: Any, kind: str, fields: Mapping[str, Any]) -> No
 
 
 def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise MissingExtra(
-            "missing-package",
-            'quantize = "4bit" requires bitsandbytes, which is not installed',
-            place=(*MODEL, "quantize"),
-            install="pip install 'hgms[quantize]'",
-        ) from None
+    user = 'quantize = "4bit"'
+    optional_module("bitsandbytes", user, "quantize", place=(*MODEL, "quantize"))
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
     )

@@ -284,7 +284,6 @@ class _Chat:
     tokenizer: PreTrainedTokenizerBase
     prompts: bool = field(init=False)
     """Whether it writes a generation prompt."""
-    frame: tuple[str, str] | None = field(init=False)
 
     @prompts.default
     def _has_generation_prompt(self) -> bool:
@@ -293,20 +292,6 @@ class _Chat:
             return self.render(question, generate=True) != self.render(question)
         except DataError:
             return False
-
-    @frame.default
-    def _around(self) -> tuple[str, str] | None:
-        """Return the text before and after the last answer; None if a probe cannot determine it."""
-        question = [Message("user", "a question")]
-        try:
-            bare = self.render(question)
-            before = self.render(question, generate=True)
-            whole = self.render([*question, Message("assistant", PROBE)])
-        except DataError:
-            return None
-        head = before.removeprefix(bare)
-        clear = head not in ("", before) and whole.startswith(before + PROBE)
-        return (head, whole[len(before) + len(PROBE) :]) if clear else None
 
     def render(self, messages: Sequence[Message], generate: bool = False) -> str:
         turns = [{"role": message.role, "content": message.text} for message in messages]
@@ -364,8 +349,6 @@ class _Chat:
         messages = until_last_answer(messages)
         whole = self.render(messages)
         answers = answers_of(messages)
-        if len(answers) == 1 and (row := self._last(whole, messages[-1].text)):
-            return row
         pieces: list[Piece] = []
         at = 0
         for number in answers:
@@ -389,17 +372,3 @@ class _Chat:
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
             at = stop
         return [piece for piece in pieces if piece[0]]
-
-    def _last(self, whole: str, answer: str) -> list[Piece] | None:
-        """Return the pieces of a usual row, with one answer.
-
-        The answer is found from the end, so that the prompt is not rendered separately.
-        """
-        if self.frame is None:
-            return None
-        head, tail = self.frame
-        for text in (answer, answer.strip()):
-            if text.strip() and whole.endswith(head + text + tail):
-                begin = len(whole) - len(tail) - len(text)
-                return [(whole[:begin], False), (whole[begin:].rstrip(), True)]
-        return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 import tomlkit
 
 from hgms.distributed import RankLost, alone
+from hgms.packages import optional_module
 from hgms.runs import Interrupted, Progress, RunFolder, View, device_called, follow_launched
 from hgms.store import LEASE, DiskError, hold_lease, replace_file
 from hgms_core import RunInfo
-from hgms_core.errors import CheckpointError, MissingExtra
+from hgms_core.errors import CheckpointError
 from hgms_mix.stages import finetune
 from hgms_mix.stages.config import MixConfig, resolved_table
 from hgms_mix.stages.evaluate import EVALUATE
@@ -155,14 +155,8 @@ def ensure_runnable(config: MixConfig, last: str) -> None:
     tunes = "finetune" in stages_up_to(last)
     peft = ["peft"] if TunedModel.of(config).adapter is not None else []
     packages = ["transformers", *(["accelerate", *peft] if tunes else [])]
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
-    if missing:
-        raise MissingExtra(
-            "missing-package",
-            f"the stage {last!r} requires {' and '.join(missing)}",
-            place=(last,),
-            install="pip install 'hgms[llm]'",
-        )
+    for package in packages:
+        optional_module(package, f"the stage {last!r}", "llm", place=(last,))
     if tunes:
         finetune.ensure_supported(config)
     if last == "evaluate":

@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from hgms.packages import optional_module
 from hgms_core import Key
-from hgms_core.errors import MissingExtra
 from hgms_mix.surface.noise import Noise, noise_of
 
 COMPONENTS = 24
@@ -31,16 +31,9 @@ simplex: (mean, standard deviation).
 
 def sklearn() -> Any:
     """Import scikit-learn's Gaussian processes on first use."""
-    try:
-        from sklearn import gaussian_process
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            "hgms mix surface requires scikit-learn, which is not installed",
-            place=("surface",),
-            install="pip install 'hgms[sklearn]'",
-        ) from error
-    return gaussian_process
+    return optional_module(
+        "sklearn.gaussian_process", "hgms mix surface", "sklearn", place=("surface",)
+    )
 
 
 @frozen(kw_only=True, eq=False)

@@ -134,7 +134,7 @@ def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
     assert list(contest.mixes)[:4] == [*((label, 3) for label in roles), ("hg-ms", 5)]
     some = Contest.of(grid, ["other", "hg-ms"], [9], "hg-ms", out="x")
     assert set(some.mixes) == {("other", 9), ("hg-ms", 9)}
-    assert (some.reference, some.options["out"]) == ("hg-ms", "x")
+    assert (some.reference, some.mixes["other", 9].run.out) == ("hg-ms", "x")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def fake(answer: Callable[[str, int], Any]) -> Any:
 
     def carry_out(jobs: Iterable[Job], report: Any) -> Iterator[Ending]:
         for job in jobs:
-            yield Ending(job=job, **answer(job.arguments["method"], job.arguments["seed"]))
+            yield Ending(job=job, **answer(*job.arguments["title"]))
 
     return SimpleNamespace(carry_out=carry_out, close=lambda: None)
 

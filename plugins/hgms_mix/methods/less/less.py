@@ -15,7 +15,7 @@ from hgms_core import Cost, Key, Problem, Record, State, component
 from hgms_core.validators import positive
 from hgms_mix.methods.less.features import Features, Preconditioner
 from hgms_mix.methods.less.projection import GradientProjection as GradientProjection
-from hgms_mix.methods.less.schedule import Schedule, warn_of_few
+from hgms_mix.methods.less.schedule import Schedule
 from hgms_mix.methods.less.schedule import Warmup as Warmup
 
 
@@ -94,7 +94,6 @@ class Less(hgms_mix.lm.RowSelection):
         pool = problem.lower_data
         started = self.start(problem, seed, "warmup")
         count = max(1, round(self.warmup.share * pool.size))
-        warn_of_few(self.warmup.epochs, self.batch_size, count, pool.size)
         chosen = torch.randperm(pool.size, generator=Key(seed).fold("warmup").generator())[:count]
         parts = len(self.sources(problem).parts)
         return {

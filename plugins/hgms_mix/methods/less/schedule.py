@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import final
 
@@ -38,10 +37,6 @@ class Warmup:
     rising: float = field(default=0.03, validator=[not_negative, less_than(1)])
 
 
-FEW = 100
-"""The minimum number of warm-up updates without a warning."""
-
-
 @frozen(kw_only=True)
 class Schedule:
     """The learning rates of a ``warmup``: a linear increase, then a linear decrease to (almost) 0.
@@ -69,22 +64,3 @@ class Schedule:
 
     def average(self, epoch: int) -> float:
         return sum(self.rate(epoch * self.updates + i) for i in range(self.updates)) / self.updates
-
-
-def warn_of_few(epochs: int, batch_size: int, count: int, size: int) -> None:
-    """Warn if Adam's moments are dominated by their start: the authors' 5 % are some 420
-    updates.
-    """
-    updates = epochs * math.ceil(count / batch_size)
-    if updates < FEW:
-        needed = math.ceil(FEW / epochs) * batch_size
-        share = math.ceil(100 * needed / size) / 100
-        advice = (
-            f"set warmup.share = {share:g}" if share <= 1 else f"lower batch_size ({batch_size})"
-        )
-        logging.getLogger("hgms").warning(
-            f"less: the warm-up takes {updates} updates on {count} of the pool's {size} rows, "
-            "the authors' some 420; "
-            "gradients are compared at a model that has hardly begun to learn\n"
-            f"  for {FEW} updates {advice}, or widen the pool"
-        )

@@ -9,8 +9,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.packages import optional_module
 from hgms_core import Key
-from hgms_core.errors import MissingExtra
 
 Regressor = Literal["linear", "quadratic", "boosting"]
 
@@ -20,19 +20,9 @@ RIDGES = tuple(10.0**power for power in range(-8, 3))
 
 def sklearn() -> Any:
     """Import scikit-learn on first use."""
-    try:
-        import sklearn.ensemble
-        import sklearn.linear_model
-        import sklearn.pipeline
-        import sklearn.preprocessing
-    except ImportError as error:
-        raise MissingExtra(
-            "missing-package",
-            "method 'regmix' requires scikit-learn, which is not installed",
-            place=("method",),
-            install="pip install 'hgms[sklearn]'",
-        ) from error
-    return sklearn
+    for part in ("ensemble", "linear_model", "pipeline", "preprocessing"):
+        optional_module(f"sklearn.{part}", "method 'regmix'", "sklearn", place=("method",))
+    return optional_module("sklearn", "method 'regmix'", "sklearn")
 
 
 @frozen(kw_only=True)

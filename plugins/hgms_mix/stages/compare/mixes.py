@@ -47,13 +47,10 @@ class Contest:
     comparison are comparable.
     """
 
-    grid: Path
     mixes: Mapping[Seeded, MixConfig]
     reference: str
-    options: Mapping[str, Any]
-    """The settings of every mix besides method and seed: ``out``, ``scale``, ``sets``,
-    ``plugins``.
-    """
+    plugins: Sequence[str]
+    """The plugins that other processes must load by name."""
 
     @classmethod
     def of(
@@ -114,32 +111,28 @@ class Contest:
                 place=(grid.name, "task", "test"),
                 hint="add a table [task.test.NAME]",
             )
-        options["plugins"] = undeclared_plugins(registry.host)
         mixes = {
             (label, seed): evolve(config, seed=seed)
             for seed in runs.seeds
             for label, config in of_method.items()
         }
-        return cls(grid=grid, mixes=mixes, reference=runs.reference, options=options)
+        plugins = undeclared_plugins(registry.host)
+        return cls(mixes=mixes, reference=runs.reference, plugins=plugins)
 
     def piece(self, mix: Seeded) -> Piece:
         """Return a mix as a job, equivalent to `hgms mix GRID --method LABEL --seed N`."""
         label, seed = mix
         config = self.mixes[mix]
-        title = f"{label}, seed {seed}"
-        path = hgms_mix.stages.mix_path(config)
-        arguments = {
-            "grid": str(self.grid.absolute()),
-            "method": label,
-            "seed": seed,
-            **self.options,
-        }
         return Piece(
-            title=title,
-            path=path,
+            title=f"{label}, seed {seed}",
+            path=hgms_mix.stages.mix_path(config),
             leases=hgms_mix.stages.LEASES,
             function=f"{__name__}:make",
-            arguments=arguments,
+            arguments={
+                "config": hgms_mix.stages.resolved_table(config),
+                "title": [label, seed],
+                "plugins": self.plugins,
+            },
             needs=Needs.of_run(config.run),
             finished=lambda: hgms_mix.stages.finished_report(config),
             result=lambda outcome: outcome["report"],
@@ -188,9 +181,7 @@ def make(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """
     registry = Registry.load(arguments["plugins"])
     progress = RemoteProgress(tell)
-    names = ("sets", "seed", "out", "method", "scale")
-    settings = {name: arguments[name] for name in names if name in arguments}
-    config = hgms_mix.stages.load(Path(arguments["grid"]), registry=registry, **settings)
+    config = hgms_mix.stages.read(arguments["config"], "the grid", registry=registry)
     return {
         "report": finite(
             hgms_mix.stages.run_mix(config, log=progress.say, view=progress, patience=PATIENCE)
