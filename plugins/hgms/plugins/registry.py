@@ -326,9 +326,7 @@ def faults_of(kind: Kind, target: object, wrappers: Iterable[type] = ()) -> list
     if not inspect.isclass(target):
         return ["it is an object, not a class; return the class itself, without parentheses"]
     plain = "it is not an attrs class; put @component of hgms_core above it"
-    faults = _name_faults(declared_name(target)) + (
-        _init_faults(target) if attrs.has(target) else [plain]
-    )
+    faults = _name_faults(declared_name(target)) + [plain] * (not attrs.has(target))
     variables = [name for name in vars(kind.protocol).get("__annotations__", {}) if name != "name"]
     faults += [
         f"it has no class variable {name!r}" for name in variables if not hasattr(target, name)
@@ -351,26 +349,6 @@ def _name_faults(name: object) -> list[str]:
         return ['it has no name; give it a class variable: name: ClassVar[str] = "my-name"']
     return (
         [] if NAME.fullmatch(name) else [f"its name {name!r} is not in kebab-case (like 'my-name')"]
-    )
-
-
-def _init_faults(target: type) -> list[str]:
-    # a configuration passes the fields by name
-    parameters = inspect.signature(target).parameters.values()
-    if any(item.kind is item.VAR_KEYWORD for item in parameters):
-        return []
-    names = {
-        item.name
-        for item in parameters
-        if item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY)
-    }
-    lost = [
-        field.alias for field in attrs.fields(target) if field.init and field.alias not in names
-    ]
-    return (
-        [f"its __init__ does not take {', '.join(map(repr, lost))} by name; let attrs write it"]
-        if lost
-        else []
     )
 
 

@@ -150,12 +150,7 @@ BAD: list[tuple[str, str | Callable[[Path], object] | None, str, tuple[str, ...]
     (C, TEXT + "x" * 2**20, "too-large", (C,)),
     (C, TEXT.replace("seed = 0", "seed = 1.5"), "wrong-type", (C, "seed")),
     (C, TEXT.replace('"none"', f'"{"x" * 1000}"'), "too-large", (C,)),
-    (
-        C,
-        TEXT.partition("[task]")[0] + "task = 3\nmethod = 4\nrun = 5\n",
-        "wrong-type",
-        (C, "budget"),
-    ),
+    (C, TEXT.partition("[task]")[0] + "task = 3\nmethod = 4\nrun = 5\n", "wrong-type", (C, "task")),
     (C, "run = 3\n" + TEXT.replace("[run]", "[other]"), "wrong-type", (C, "run")),
     (S, None, "unfinished-run", (S,)),
     (S, '{"status": "done', "wrong-format", (S,)),
