@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from attrs import frozen
 from hgms.comparison.grid import Cell
 from hgms.comparison.usage import measure_usage
 from hgms.distributed import RankLost
-from hgms.executors import Job, Needs, RemoteProgress, Tell, as_error, pack_error
+from hgms.executors import BUSY, RemoteProgress, Tell, as_error, pack_error
 from hgms.plugins import Registry
 from hgms.runs import Execution, RunConfig, RunFolder, leaving, line_of, record_failure, run_config
 from hgms.store import DiskError, FolderInUse, replace_file
@@ -126,39 +126,27 @@ def prepare(arguments: Mapping[str, Any], _tell: Tell) -> None:
     _registry(tuple(arguments["plugins"]))
 
 
-def work(arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Execute the run of ``arguments`` (see :func:`job_of`) as a job; report its steps."""
+def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    """Execute the run of ``arguments`` as a job; report its steps."""
+    config = RunConfig.from_dict(
+        arguments["config"], registry=_registry(tuple(arguments["plugins"]))
+    )
+    execution = None if arguments["execution"] is None else Execution.of(arguments["execution"])
+    cell = Cell(config=config, path=Path(arguments["path"]))
+    return work_here({"cell": cell, "execution": execution}, tell)
 
+
+def work_here(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
+    """Execute a cell in this process; report its steps."""
     progress = RemoteProgress(tell)
 
     def report(_cell: Cell, share: float, record: Mapping[str, Any]) -> None:
         progress.watch(None, record, share)
 
-    config = RunConfig.from_dict(
-        arguments["config"], registry=_registry(tuple(arguments["plugins"]))
-    )
-    execution = None if arguments["execution"] is None else Execution.of(arguments["execution"])
-    ending = carry_out(Cell(config=config, path=Path(arguments["path"])), report, execution)
+    ending = carry_out(arguments["cell"], report, arguments["execution"])
+    if ending.status == "elsewhere":
+        return BUSY
     return {
         "status": ending.status,
         "error": None if ending.error is None else pack_error(ending.error),
     }
-
-
-def job_of(cell: Cell, execution: Execution | None, plugins: Sequence[str]) -> Job:
-    """Return the run of a cell as a job.
-
-    ``plugins`` are files that the executing process must load; it discovers the other plugins.
-    """
-    return Job(
-        title=str(cell),
-        function=f"{__name__}:work",
-        prepare=f"{__name__}:prepare",
-        arguments={
-            "config": cell.config.as_dict(),
-            "path": str(cell.path.absolute()),
-            "execution": None if execution is None else execution.as_table(),
-            "plugins": list(plugins),
-        },
-        needs=Needs.of_run(cell.config.run),
-    )

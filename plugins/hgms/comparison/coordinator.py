@@ -1,32 +1,35 @@
-"""Assignment of runs to workers, and the order of the runs.
+"""The runs of a comparison as shared work, and how they are executed.
 
-All runs of a task are executed in the same way. The unfinished runs of a lost worker are repeated.
-Runs that another process executes are not started.
+All runs of a task are executed in the same way: the first run decides how, and the others wait for
+its decision.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
-from attrs import define, field
+from attrs import define, field, frozen
 
-from hgms.comparison.cell import Ending, Report, carry_out, fail_cell, job_of
+from hgms.comparison.cell import Ending, fail_cell
 from hgms.comparison.grid import Cell
 from hgms.config import Budget
-from hgms.executors import Executor, Job, run_with_retries, unpack_error
-from hgms.runs import Execution, RunFolder, ignore
-from hgms.store import HeldFolders
+from hgms.executors import Job, Needs, Piece, unpack_error
+from hgms.runs import Execution, RunFolder
+from hgms.store import writing
+from hgms_core import HgmsError
 
 PROGRAMS = logging.getLogger("hgms.programs")
 """The logger of messages about parts that cannot be compiled."""
 
-POLL = 1.0
-"""Seconds between two checks of runs that other processes execute."""
+ROOM = 1 << 18
+"""Bytes that must be free on the disk for a run to resume."""
 
 Kind = tuple[str, Budget]
 
@@ -37,181 +40,150 @@ def _kind(cell: Cell) -> Kind:
 
 
 @define(eq=False)
-class Coordinator:
-    """Execute the cells of a comparison, in this process or by workers.
+class Executions:
+    """How the runs of each task and budget are executed, as the first of them decides.
 
-    If ``executor`` is ``None``, this process executes the cells, one by one. ``plugins`` are files
-    that every worker loads.
-
-    All runs of a task are executed in the same way: the first run decides how, and the others wait
-    for its decision. ``executions`` contains the decisions by task and budget, because a longer
-    budget may justify more preparation.
-
-    Several coordinators may process the same cells, on any machines that share the folders. A run
-    belongs to the coordinator with the worker that has its lease. The others check the run from
-    time to time, and resume it if no process has its lease any more.
+    A longer budget may justify more preparation, so budgets differ.
     """
 
-    executor: Executor | None = None
-    plugins: Sequence[str] = ()
-    executions: dict[Kind, Execution] = field(factory=dict, init=False)
-    _warnings: set[str] = field(factory=set, init=False)
-    _waiting: deque[Cell] = field(factory=deque, init=False)
-    _began: Callable[[Cell], None] = field(default=ignore, init=False)
-    _running: dict[Job, Cell] = field(factory=dict, init=False)
-    _elsewhere: list[Cell] = field(factory=list, init=False)
-    _held: HeldFolders = field(factory=HeldFolders, init=False)
-    _awaited: int = field(default=0, init=False)
-    _idle: bool = field(default=True, init=False)
-    """Whether this round has not started any runs."""
-
-    def __iter__(self) -> Iterator[Job]:
-        """Yield the jobs that may start now; a later iteration may yield more jobs."""
-        while (job := self.take()) is not None:
-            yield job
-
-    def carry_out(
-        self,
-        cells: Iterable[Cell],
-        *,
-        began: Callable[[Cell], None] = ignore,
-        report: Report = ignore,
-        say: Callable[[str], None] = ignore,
-    ) -> Iterator[Ending]:
-        """Execute all cells and yield their endings in order of arrival.
-
-        ``say`` receives messages for the user about lost workers and about runs of other processes.
-
-        After Ctrl-C, every running step finishes and its state is saved. Then the interrupt
-        propagates.
-        """
-        self._waiting = deque(cells)
-        self._began = began
-        PROGRAMS.addFilter(self._is_new)
-        try:
-            while self._waiting or self._elsewhere:
-                self._idle = True
-                yield from (
-                    self._here(report)
-                    if self.executor is None
-                    else self._there(self.executor, report, say)
-                )
-                yield from self._look_after(say)
-        finally:
-            PROGRAMS.removeFilter(self._is_new)
-
-    def _here(self, report: Report) -> Iterator[Ending]:
-        while self._waiting:
-            cell = self._waiting.popleft()
-            self._idle = False
-            self._began(cell)
-            ending = carry_out(cell, report, self.execution_of(cell))
-            self.recall(cell)
-            if ending.status == "elsewhere":
-                self._elsewhere.append(cell)
-            else:
-                yield ending
-
-    def _there(
-        self, executor: Executor, report: Report, say: Callable[[str], None]
-    ) -> Iterator[Ending]:
-        self._running.clear()
-
-        def tell(job: Job, event: Mapping[str, Any]) -> None:
-            cell = self._running[job]
-            self.recall(cell)
-            if event["event"] == "step":
-                report(cell, event["share"], event["record"])
-
-        for end in run_with_retries(executor, self, tell, say):
-            cell = self._running.pop(end.job)
-            self.recall(cell)
-            if end.outcome is not None:
-                packed = end.outcome["error"]
-                ending = Ending(
-                    cell=cell,
-                    status=end.outcome["status"],
-                    error=None if packed is None else unpack_error(packed),
-                )
-            else:
-                ending = fail_cell(cell, end.failure)
-            if ending.status == "elsewhere":
-                self._elsewhere.append(cell)
-            else:
-                yield ending
-
-    def _look_after(self, say: Callable[[str], None]) -> Iterator[Ending]:
-        """Yield the endings of runs that other processes executed.
-
-        Runs that no process executes any more are queued again.
-        """
-        if not self._elsewhere:
-            self._awaited = 0
-            return
-        # Waiting runs may depend on another process, until it has decided on the execution of
-        # their task.
-        if (not self._waiting or self._idle) and not all(
-            RunFolder(cell.path).summary.exists() for cell in self._elsewhere
-        ):
-            if (count := len(self._elsewhere)) != self._awaited:
-                say(f"waiting for {count} run{'s' * (count > 1)} of other processes")
-            self._awaited = count
-            time.sleep(POLL)
-        others = self._elsewhere
-        self._elsewhere = []
-        for cell in others:
-            self.recall(cell)
-            free = self._held.free(cell.path)  # first: a lease ends after its run is stored
-            status, error = cell.state()
-            if status not in ("new", "begun"):
-                yield Ending(cell=cell, status=status, error=error)
-            elif free:
-                say(f"{cell}: its process has ended; it resumes here")
-                self._waiting.append(cell)
-            else:
-                self._elsewhere.append(cell)
-
-    def take(self) -> Job | None:
-        """Return the job of the first run that may start.
-
-        A run may start if the execution of its task is known, or if the run itself is the first to
-        decide it.
-        """
-        for other in self._running.values():
-            self.recall(other)
-        undecided = {
-            _kind(cell) for cell in [*self._running.values(), *self._elsewhere]
-        } - self.executions.keys()
-        cell = next((cell for cell in self._waiting if _kind(cell) not in undecided), None)
-        if cell is None:
-            return None
-        self._waiting.remove(cell)
-        self._idle = False
-        job = job_of(cell, self.execution_of(cell), self.plugins)
-        self._running[job] = cell
-        self._began(cell)
-        return job
+    decided: dict[Kind, Execution] = field(factory=dict, init=False)
+    begun: dict[Path, Cell] = field(factory=dict, init=False)
 
     def recall(self, cell: Cell) -> None:
         """Store the execution of a run for the other runs of its task.
 
         It is read from the folder of the run, if it is recorded there.
         """
-        if _kind(cell) not in self.executions:
+        if _kind(cell) not in self.decided:
             recorded = Execution.from_environment(RunFolder(cell.path).read_environment())
             if recorded is not None and recorded.compile is not None:  # else undecided
-                self.executions[_kind(cell)] = recorded
+                self.decided[_kind(cell)] = recorded
 
-    def execution_of(self, cell: Cell) -> Execution | None:
+    def is_known(self, cell: Cell) -> bool:
+        """Return whether a run may start: the execution is decided, or the run is the first."""
+        others = [other for other in self.begun.values() if _kind(other) == _kind(cell)]
+        for other in others:
+            self.recall(other)
+        return not others or _kind(cell) in self.decided
+
+    def of(self, cell: Cell) -> Execution | None:
         """Return the execution of a run, as far as runs of its task have decided it."""
-        if _kind(cell) in self.executions:
-            return self.executions[_kind(cell)]
-        alike = [execution for (task, _), execution in self.executions.items() if task == cell.task]
+        if _kind(cell) in self.decided:
+            return self.decided[_kind(cell)]
+        alike = [execution for (task, _), execution in self.decided.items() if task == cell.task]
         return attrs.evolve(alike[0], compile=None) if alike else None
 
-    def _is_new(self, record: logging.LogRecord) -> bool:
-        """Return whether no other run has logged the same warning, ignoring numbers."""
+
+@frozen(kw_only=True, eq=False)
+class Run(Piece):
+    """A cell as a work item; ``plugins`` are files that a worker loads.
+
+    Without workers (``here``), this process executes the cell.
+    """
+
+    cell: Cell
+    executions: Executions
+    plugins: Sequence[str]
+    here: bool
+
+    def is_ready(self) -> bool:
+        return self.executions.is_known(self.cell)
+
+    def job(self) -> Job:
+        cell = self.cell
+        execution = self.executions.of(cell)
+        self.executions.begun[cell.path] = cell
+        if self.here:
+            arguments = {"cell": cell, "execution": execution}
+            return Job(
+                title=self.title, function="hgms.comparison.cell:work_here", arguments=arguments
+            )
+        return Job(
+            title=self.title,
+            function="hgms.comparison.cell:work",
+            prepare="hgms.comparison.cell:prepare",
+            arguments={
+                "config": cell.config.as_dict(),
+                "path": str(cell.path.absolute()),
+                "execution": None if execution is None else execution.as_table(),
+                "plugins": list(self.plugins),
+            },
+            needs=Needs.of_run(cell.config.run),
+        )
+
+    def release(self) -> None:
+        self.executions.begun.pop(self.cell.path, None)
+
+    def fail(self, error: HgmsError) -> Ending:
+        return self.ended(fail_cell(self.cell, error))
+
+    def ended(self, ending: Ending) -> Ending:
+        self.executions.recall(self.cell)
+        self.release()
+        if ending.status == "stopped":  # every other run would stop, too
+            ensure_room(Path(self.cell.config.run.out))
+        return ending
+
+
+def runs_of(
+    cells: Sequence[Cell], executions: Executions, plugins: Sequence[str], here: bool
+) -> list[Run]:
+    """Return cells as work items, whose results are endings."""
+
+    def run_of(cell: Cell) -> Run:
+        def finished() -> Ending | None:
+            status, error = cell.state()
+            unfinished = status in ("new", "begun")
+            return None if unfinished else run.ended(Ending(cell=cell, status=status, error=error))
+
+        def result(outcome: Mapping[str, Any]) -> Ending:
+            error = None if outcome["error"] is None else unpack_error(outcome["error"])
+            return run.ended(Ending(cell=cell, status=outcome["status"], error=error))
+
+        run = Run(
+            title=str(cell),
+            path=cell.path,
+            cell=cell,
+            executions=executions,
+            plugins=plugins,
+            here=here,
+            finished=finished,
+            result=result,
+            words=lambda ending: ending.status,
+            error=lambda ending: ending.error,
+        )
+        return run
+
+    return [run_of(cell) for cell in cells]
+
+
+def ensure_room(folder: Path, size: int = ROOM) -> None:
+    """Check the disk once instead of for every run.
+
+    Raises
+    ------
+    DiskError
+        If ``size`` bytes cannot be written to the folder.
+    """
+    with writing(folder), tempfile.TemporaryFile(dir=folder) as stream:
+        stream.write(bytes(size))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def distinct_warnings() -> Iterator[None]:
+    """Log each warning about compilation once, ignoring numbers."""
+    known: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
         text = "".join(letter for letter in record.getMessage() if not letter.isdigit())
-        known = text in self._warnings
-        self._warnings.add(text)
-        return not known
+        is_known = text in known
+        known.add(text)
+        return not is_known
+
+    PROGRAMS.addFilter(is_new)
+    try:
+        yield
+    finally:
+        PROGRAMS.removeFilter(is_new)

@@ -7,25 +7,20 @@ Running a grid again resumes it: a cell is run only if its folder contains no re
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hgms.comparison import sweep as sweeps
 from hgms.comparison.cell import Ending
 from hgms.comparison.comparison import Comparison, gather
-from hgms.comparison.coordinator import Coordinator
+from hgms.comparison.coordinator import Executions, distinct_warnings, ensure_room, runs_of
 from hgms.comparison.grid import Cell, Grid
 from hgms.config.as_table import plain
-from hgms.executors import Board, Executor, Here, Local, cores, to_stderr
-from hgms.runs import Interrupted, RunFolder, ignore, stoppable, undeclared_plugins
+from hgms.executors import Executor, Here, Local, cores, run_together, to_stderr
+from hgms.runs import RunFolder, ignore, undeclared_plugins
 from hgms.store import DiskError, FolderInUse, hold_lease, writing
 from hgms_core import ConfigError
-
-ROOM = 1 << 18
-"""Bytes that must be free on the disk for a run to resume."""
 
 
 def run_grid(
@@ -78,53 +73,28 @@ def run_grid(
     endings: dict[Path, Ending] = {}
     finished: set[Path] = set()
     files = undeclared_plugins(host)
-    try:
-        executor = executor or (Local(jobs=jobs) if jobs else None)
-        with stoppable(), contextlib.closing(executor or Here()):
-            coordinator = Coordinator(executor, files)
+    executor = executor or (Local(jobs=jobs) if jobs else Here())
+    executions = Executions()
 
-            def carry_out(cells: Sequence[Cell]) -> None:
-                for ending in _carried_out(coordinator, cells, wanted, progress, finished):
-                    endings[ending.cell.path] = ending
+    def carry_out(cells: Sequence[Cell]) -> None:
+        for cell in cells:  # finished cells too: the other cells use the same execution
+            executions.recall(cell)
+        states = [(cell, cell.state()[0]) for cell in cells]
+        done = {cell.path for cell, state in states if state == "done"}
+        for path in done - finished:
+            _remove_abandoned_lease(path)
+        finished.update(done)
+        waiting = [cell for cell, state in states if state in wanted]
+        runs = runs_of(waiting, executions, files, here=isinstance(executor, Here))
+        echo = to_stderr if progress else ignore
+        results, _ = run_together(runs, executor, bars=progress, say=echo, look=False)
+        endings.update({ending.cell.path: ending for ending in results.values()})
 
-            chosen = sweeps.carry_out(planned, carry_out)
-            cells = grid.cells(chosen)
-            carry_out(cells)
-    except KeyboardInterrupt as error:  # at any point, also between two runs
-        raise Interrupted(
-            "interrupted", Interrupted.number_of(error), hint="run the same command again to resume"
-        ) from None
+    with distinct_warnings():
+        chosen = sweeps.carry_out(planned, carry_out)
+        cells = grid.cells(chosen)
+        carry_out(cells)
     return gather(grid, cells, planned, endings, finished)
-
-
-def _carried_out(
-    coordinator: Coordinator,
-    cells: Sequence[Cell],
-    wanted: set[str],
-    progress: bool,
-    finished: set[Path],
-) -> Iterator[Ending]:
-    """Run the cells whose state is in ``wanted``, show progress, and yield each Ending as it
-    arrives.
-
-    The paths of cells that are already done are added to ``finished``.
-    """
-    for cell in cells:  # finished cells too: the other cells use the same execution
-        coordinator.recall(cell)
-    states = [(cell, cell.state()[0]) for cell in cells]
-    waiting = [cell for cell, state in states if state in wanted]
-    done = {cell.path for cell, state in states if state == "done"}
-    for path in done - finished:
-        _remove_abandoned_lease(path)
-    finished |= done
-    with Board(len(waiting), bars=progress, echo=to_stderr if progress else ignore) as board:
-        for ending in coordinator.carry_out(
-            waiting, began=board.began, report=board.step, say=board.say
-        ):
-            board.end(ending.cell, ending.status, ending.error)
-            yield ending
-            if ending.status == "stopped":  # every other run would stop, too
-                ensure_room(Path(ending.cell.config.run.out))
 
 
 def _remove_abandoned_lease(folder: Path) -> None:
@@ -132,20 +102,6 @@ def _remove_abandoned_lease(folder: Path) -> None:
     if RunFolder(folder).in_use:
         with contextlib.suppress(FolderInUse, DiskError), hold_lease(folder, patience=None):
             pass
-
-
-def ensure_room(folder: Path, size: int = ROOM) -> None:
-    """Check the disk once instead of for every run.
-
-    Raises
-    ------
-    DiskError
-        If ``size`` bytes cannot be written to the folder.
-    """
-    with writing(folder), tempfile.TemporaryFile(dir=folder) as stream:
-        stream.write(bytes(size))
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _ensure_writable(folder: Path) -> None:

@@ -30,24 +30,26 @@ POLL = 2.0
 class Piece:
     """A work item: a job, its folder and the function that reads its result.
 
-    The job calls ``function`` with ``arguments``. It may need ``plugins`` that no distribution
-    declares. It claims ``leases`` in the folder ``path``, which stores the result. It returns
-    ``BUSY`` if another process has one of these leases (:func:`unless_busy`).
+    The job calls ``function`` with ``arguments``. It claims ``leases`` in the folder ``path``,
+    which stores the result. It returns ``BUSY`` if another process has one of these leases
+    (:func:`unless_busy`). Subclasses may decide when a job is ready, and record a failure.
 
     ``finished`` reads the folder and returns None if work remains. ``notice`` is a message for the
     user when the item starts; an empty text prints no message. ``result`` converts the job's
-    outcome to the result, and ``words`` summarizes the result in a short text.
+    outcome to the result, and ``words`` summarizes the result in a short text; ``error`` is
+    the reason of a result without success.
     """
 
     title: str
     path: Path
-    function: str
-    arguments: Mapping[str, Any]
+    function: str = ""
+    arguments: Mapping[str, Any] = Factory(dict)
     needs: Needs = Needs()
     finished: Callable[[], Any]
     notice: Callable[[], str] = lambda: ""
     result: Callable[[Mapping[str, Any]], Any] = lambda outcome: outcome
     words: Callable[[Any], str] = lambda result: "done"
+    error: Callable[[Any], HgmsError | None] = lambda result: None
     leases: Sequence[str] = (LEASE,)
 
     def __str__(self) -> str:
@@ -57,6 +59,17 @@ class Piece:
         return Job(
             title=self.title, function=self.function, arguments=self.arguments, needs=self.needs
         )
+
+    def is_ready(self) -> bool:
+        """Return whether the job can start now; it is asked again later if not."""
+        return True
+
+    def release(self) -> None:
+        """Note that no other process works on the item any more."""
+
+    def fail(self, error: HgmsError) -> Any:
+        """Return the result of a job without an outcome; ``None`` reports the error."""
+        return None
 
 
 def unless_busy(
@@ -81,13 +94,15 @@ def run_together(
     kind: str = "run",
     bars: bool = False,
     say: Callable[[str], None] = to_stderr,
+    look: bool = True,
 ) -> tuple[dict[Piece, Any], dict[Piece, HgmsError]]:
     """Run all work items and return their results in order, and the reasons for failures.
 
     A failed item does not stop the others. Finished items need no job. Items of another process are
     awaited; if that process ends, its items are resumed here. The function closes ``executor`` at
     the end. ``kind`` is the name of an item in messages. A :class:`Board` displays the progress,
-    with ``bars`` on a terminal; without bars, ``say`` receives the lines.
+    with ``bars`` on a terminal; without bars, ``say`` receives the lines. Without ``look``, no item
+    is finished.
 
     Raises
     ------
@@ -99,7 +114,8 @@ def run_together(
     together = _Together(pieces, board, kind)
     try:
         with stoppable(), contextlib.closing(executor), board:
-            together.look()
+            if look:
+                together.look()
             while together.remaining():
                 together.ask(executor)
     except KeyboardInterrupt as error:
@@ -149,9 +165,12 @@ class _Together:
 
         Afterwards check the items of other processes, and find those that they abandoned.
         """
-        for ending in run_with_retries(executor, self.jobs(), self.hear, self.board.say):
+        for ending in run_with_retries(executor, self, self.hear, self.board.say):
             piece = self.asked.pop(ending.job)
             if ending.outcome is None:
+                if (result := piece.fail(ending.failure)) is not None:
+                    self.end(piece, result)
+                    continue
                 self.failures[piece] = ending.failure
                 self.board.end(piece, "failed", self.failures[piece])
             elif ending.outcome == BUSY:
@@ -171,11 +190,15 @@ class _Together:
                 self.elsewhere.remove(piece)
                 self.end(piece, result)
             elif free:
-                self.elsewhere.remove(piece)  # no process is working on it now
+                self.elsewhere.remove(piece)
+                piece.release()
+                self.board.say(f"{piece}: its process has ended; it resumes here")
 
-    def jobs(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[Job]:
+        """Yield the jobs that can start now: executors iterate again when they have room."""
         for piece in self.remaining():
-            if piece not in self.elsewhere:
+            busy = piece in self.elsewhere or piece in self.asked.values()
+            if not busy and piece.is_ready():
                 if notice := piece.notice():
                     self.board.say(f"{piece}: {notice}")
                 self.asked[job := piece.job()] = piece
@@ -184,7 +207,7 @@ class _Together:
 
     def end(self, piece: Piece, result: Any) -> None:
         self.results[piece] = result
-        self.board.end(piece, piece.words(result))
+        self.board.end(piece, piece.words(result), piece.error(result))
 
     def hear(self, job: Job, event: Mapping[str, Any]) -> None:
         if event["event"] == "step":

@@ -12,10 +12,9 @@ import pytest
 from support.helpers import rejects
 from support.run_folders import RESULTS, contents
 
-from hgms.comparison import coordinator
 from hgms.comparison.comparison import Comparison
 from hgms.comparison.from_python import compare
-from hgms.executors import Board
+from hgms.executors import Board, shared_work
 from hgms.runs import RunFolder
 from hgms.store import DiskError, hold_lease
 from hgms_core import ConfigError
@@ -131,7 +130,7 @@ def test_a_full_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_run_that_another_process_carries_out_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "POLL", 0.01)
+    monkeypatch.setattr(shared_work, "POLL", 0.01)
     run(tmp_path)
     [summary] = tmp_path.glob("bowl/*/seed-1/summary.json")
     resources = summary.with_name("resources.json")

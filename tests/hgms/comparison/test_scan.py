@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from support.run_folders import seal
 
-from hgms.comparison.coordinator import Coordinator
-from hgms.comparison.grid import Cell, Grid
+from hgms.comparison.coordinator import Executions, runs_of
+from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
 from hgms.comparison.run_grid import run_grid
+from hgms.executors import Here, run_together, shared_work
 from hgms.plugins import Registry
 from hgms.results import StoredRun, read_run
 from hgms.runs import RunFolder
@@ -58,7 +59,7 @@ def test_a_finished_grid_is_neither_claimed_nor_resumed_nor_are_long_rows_read(
 ) -> None:
     read: list[str] = []
     columns = StoredRun.columns
-    for name in ("runs.loop.Run.carry_out", "comparison.coordinator.carry_out"):
+    for name in ("runs.loop.Run.carry_out", "comparison.cell.carry_out"):
         monkeypatch.delattr(f"hgms.{name}")
     for name in ("claim", "load"):
         monkeypatch.delattr(RunFolder, name)
@@ -85,25 +86,26 @@ def test_what_runs_have_in_common_is_parsed_once_and_what_differs_is_seen(finish
     assert [run.method["noise"] for run in runs] == [0.05, 0.05, 0.25]
 
 
-def test_what_others_are_at_comes_last_and_what_they_have_ended_is_read(
-    original: Path, tmp_path: Path
+def test_what_others_are_at_is_awaited_and_what_they_have_ended_is_read(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three runs another process has the first, and ends the third while the second is carried
-    out.
-    """
+    """Of three runs another process has the first until this one waits; it has ended the third."""
+    monkeypatch.setattr(shared_work, "POLL", 0.1)
     cells = grid(tmp_path / "here").cells()[::2]
     theirs = next(original.glob("bowl/near-*/seed-2"))
-    began = []
+    said: list[str] = []
     with contextlib.ExitStack() as other:
         other.enter_context(hold_lease(cells[0].path))
 
-        def begin(cell: Cell) -> None:
-            began.append(cell.config.seed)
-            if cell.config.seed == 1:
+        def say(line: str) -> None:
+            said.append(line)
+            if line.startswith("waiting"):
                 shutil.copytree(theirs, cells[2].path)
                 other.close()
 
-        endings = list(Coordinator().carry_out(cells, began=begin))
-    assert began == [0, 1, 2, 0]
+        runs = runs_of(cells, Executions(), (), here=True)
+        results, failures = run_together(runs, Here(), say=say, look=False)
+    assert failures == {}
+    assert [ending.status for ending in results.values()] == ["done"] * 3
     assert (cells[2].path / "steps.jsonl").read_bytes() == (theirs / "steps.jsonl").read_bytes()
-    assert {end.cell.config.seed: end.status for end in endings} == dict.fromkeys(range(3), "done")
+    assert "resumes here" in said[1]

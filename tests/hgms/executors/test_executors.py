@@ -18,7 +18,6 @@ from support.executor_grids import GRID, PLUGIN, begun_twice, contents, on_anoth
 from support.processes import reaches, started
 
 from hgms.cli import main
-from hgms.comparison import coordinator
 from hgms.executors import Here, Piece, run_together, shared_work, unless_busy
 from hgms.store import hold_lease, lease
 from hgms_core import ConfigError
@@ -95,7 +94,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         (lease, "SECONDS", 0.6),
         (lease, "GRACE", 0.3),
         (lease, "LOOK", 0.05),
-        (coordinator, "POLL", 0.05),
+        (shared_work, "POLL", 0.05),
         (shared_work, "POLL", 0.05),
     ):
         monkeypatch.setattr(module, name, value)
@@ -219,8 +218,8 @@ class Elsewhere:
     def carry_out(self, jobs, report):
         for job in jobs:
             message = pack_job(job)
-            message["installation"]["hgms_core"] = "0123456789ab"
-            yield ending_of(job, run_message(message), report)
+            message["installation"]["hgms"] = "0.1"
+            yield ending_of(job, run_message(message))
 
     def close(self):
         pass
@@ -261,7 +260,7 @@ def test_an_executor_of_a_plugin_carries_out_a_grid(mine: Path, alone: Alone) ->
         (["--executor", "ray"], "pip install 'hgms[ray]'"),
         (["--plugin", "mine.py", "--executor", "mine", "--set", "executor.lanes=3"], "executor"),
         (["--executor", "slurm"], "pip install 'hgms[slurm]'"),
-        (["--plugin", "mine.py", "--executor", "elsewhere"], "there, 0123456789ab here"),
+        (["--plugin", "mine.py", "--executor", "elsewhere"], "there, 0.1 here"),
     ],
 )
 def test_what_is_wrong_with_an_executor_is_said(
