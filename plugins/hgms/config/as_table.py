@@ -19,7 +19,7 @@ from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import init_fields, origin_is, type_hints
 from hgms.facts import declared_name
 from hgms.plugins import inside
-from hgms_core import ConfigError, Pipeline
+from hgms_core import CandidateGenerator, ConfigError, Pipeline
 from hgms_core.arguments import brief
 
 AT_REST: Mapping[str, Any] = {
@@ -35,16 +35,21 @@ AT_REST: Mapping[str, Any] = {
 The table also contains the keys of wrappers that the pipeline does not use. The hash of a
 configuration therefore does not depend on the installed plugins.
 """
+NO_RESTARTS: Mapping[str, Any] = {"restart_every": "none"}
+"""The same for every generator. A table without this key, read as part of a composition that has
+restarts, would get them back.
+"""
 
 
 def is_at_rest(key: str, value: object) -> bool:
-    """Return whether the key of a wrapper has its default in ``AT_REST``.
+    """Return whether the key of a wrapper has its default in ``AT_REST`` or ``NO_RESTARTS``.
 
-    With the default, the pipeline has no such wrapper.
+    With the default, the pipeline or the generator has no such wrapper.
     """
-    rest = AT_REST.get(key)
+    defaults = {**AT_REST, **NO_RESTARTS}
+    rest = defaults.get(key)
     value = "none" if value is None else value
-    return key in AT_REST and value == rest and isinstance(value, bool) is isinstance(rest, bool)
+    return key in defaults and value == rest and isinstance(value, bool) is isinstance(rest, bool)
 
 
 def describe_component(component: Any, name: str) -> dict[str, Any]:
@@ -135,6 +140,8 @@ def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]
             **AT_REST,
             **items,
         }
+    if isinstance(value, CandidateGenerator) and inside(cls) is None:
+        items = {**items, **{key: NO_RESTARTS[key] for key in NO_RESTARTS if key not in items}}
     return _beside(named, items, inside(cls))
 
 

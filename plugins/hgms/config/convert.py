@@ -21,7 +21,7 @@ import cattrs
 from attrs import define, field
 
 from hgms import facts
-from hgms.config.as_table import is_at_rest
+from hgms.config.as_table import NO_RESTARTS, is_at_rest
 from hgms.config.budget import Budget
 from hgms.config.invalid import (
     PROTOCOLS,
@@ -207,14 +207,12 @@ class _Reader:
         classes = layers_of(cls, table)
         if classes[0] is not Pipeline:
             layers = {layer: init_fields(layer) for layer in (cls, *wrappers)}
-            unused = {
-                key
-                for wrapper in wrappers
-                for key in layers[wrapper]
-                if key != inside(wrapper) and table.get(key) in (None, "none")
-            }
             for wrapper in wrappers:
                 del layers[wrapper][str(inside(wrapper))]
+            # a table names restarts also where no plugin has them
+            others = NO_RESTARTS.keys() | {key for wrapper in wrappers for key in layers[wrapper]}
+            others -= layers[cls].keys()
+            unused = {key for key in others if table.get(key) in (None, "none")}
             return layers, {key: table[key] for key in table if key not in unused}
         layers = {
             layer: init_fields(layer) for layer in (Pipeline, *self.registry.wrappers, *classes)

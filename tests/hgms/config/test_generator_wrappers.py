@@ -9,8 +9,8 @@ import pytest
 from hgms.config.as_table import plain
 from hgms.config.convert import structure
 from hgms.generators import Branches, Restarts, Ula
-from hgms.plugins import Registry
-from hgms_core import CandidateGenerator, ConfigError, Method
+from hgms.plugins import Component, Registry
+from hgms_core import CandidateGenerator, Composition, ConfigError, Method
 
 REGISTRY = Registry.load()
 
@@ -34,6 +34,25 @@ def test_a_registered_method_can_drop_its_wrapper() -> None:
     table = {"name": "hg-ms", "generator": {"restart_every": "none", "count": 5}}
     plainer: Any = structure(table, Method, REGISTRY)
     assert (type(plainer.method.generator), plainer.method.generator.count) == (Branches, 5)
+
+
+@pytest.mark.parametrize(
+    "component",
+    [
+        item
+        for item in REGISTRY.components("method")
+        if isinstance(item.target, Composition) and "generator" in item.target.parts
+    ],
+    ids=lambda item: item.name,
+)
+def test_the_table_of_a_registered_method_without_restarts_has_none_when_it_is_read(
+    component: Component,
+) -> None:
+    """A worker and a resumed run read the table of the method below the name of the method."""
+    table = {"name": component.name, "generator": {"restart_every": "none"}}
+    method = structure(table, Method, REGISTRY)
+    written = {**plain(method), "name": component.name}
+    assert structure(written, Method, REGISTRY) == method
 
 
 @pytest.mark.parametrize(
