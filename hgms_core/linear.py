@@ -195,10 +195,9 @@ class LinearSystem:
 def check_real(b: Tensor) -> None:
     """Require a right-hand side of real floating-point numbers, else raise ConfigError."""
     if not b.is_floating_point():
-        kind = str(b.dtype).removeprefix("torch.")
         raise ConfigError(
             "wrong-dtype",
-            f"b has dtype {kind}, but linear solvers require real floating-point numbers",
+            f"b has dtype {str(b.dtype).removeprefix('torch.')}, but linear solvers require real floating-point numbers",
             place=("b",),
             hint="solve for the real and the imaginary parts together" if b.is_complex() else None,
         )

@@ -195,11 +195,10 @@ def step_record(
         "outcome": estimate.code,
     }
     if len(theta) > 1:  # in the order of θ
-        lengths = torch._foreach_norm([estimate.value[name] for name in theta])
-        record["hypergradient_norms"] = torch.stack(lengths)
-    counts = cost.numbers()
+        leaves = [estimate.value[name] for name in theta]
+        record["hypergradient_norms"] = torch.stack(torch._foreach_norm(leaves))
     return {
         **record,
-        **{f"cost_{name}": n for name, n in counts.items()},
+        **{f"cost_{name}": n for name, n in cost.numbers().items()},
         "oracle_calls": cost.calls,
     }
