@@ -197,7 +197,8 @@ def check_real(b: Tensor) -> None:
     if not b.is_floating_point():
         raise ConfigError(
             "wrong-dtype",
-            f"b has dtype {str(b.dtype).removeprefix('torch.')}, but linear solvers require real floating-point numbers",
+            f"b has dtype {str(b.dtype).removeprefix('torch.')}, but linear solvers require real "
+            "floating-point numbers",
             place=("b",),
             hint="solve for the real and the imaginary parts together" if b.is_complex() else None,
         )
