@@ -132,7 +132,7 @@ class Evaluate:
         Raises
         ------
         CheckpointError
-            The responses in the folder are from another model or other settings.
+            The responses in the folder are from another model, other settings or other questions.
         DataError
             a benchmark's file is missing or malformed.
         ConfigError
@@ -148,15 +148,15 @@ class Evaluate:
         self.check()
         folder.mkdir(parents=True, exist_ok=True)
         loaded = {
-            name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit)[0]
+            name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit)
             for name in self.benchmarks
         }
         # The batch size is excluded: decoding is greedy for all values.
         settings = [self.instruction, self.template, self.max_new_tokens, self.max_prompt_tokens]
         made_by = [generate.fingerprint(model), tokenizer.chat_template, *settings]
         claimed = Folder(folder, key=json_digest(made_by))
-        claimed.commit([], facts=claimed.manifest().facts)
-        for name, listed in loaded.items():
+        _record_questions(claimed, {name: digest for name, (_, digest) in loaded.items()})
+        for name, (listed, _) in loaded.items():
             self._generate(name, listed, model, tokenizer, folder, report)
             if name != "mt-bench":
                 _write(folder, name, _score_answers(name, listed, folder, report))
@@ -311,6 +311,21 @@ class Evaluate:
             else {"where": self.judge.where, "temperature": self.judge.temperature},
             **scores.lengths([answers[question.id, turn] for question, turn in turns]),
         }
+
+
+def _record_questions(folder: Folder, digests: Mapping[str, str]) -> None:
+    """Record the digests of the files of questions, or raise CheckpointError if one changed."""
+    facts = folder.manifest().facts
+    recorded = facts.get("questions", {})
+    for name, digest in digests.items():
+        if recorded.get(name, digest) != digest:
+            raise CheckpointError(
+                "data-changed",
+                f"the questions of {name} have changed since their responses were generated",
+                place=(str(folder.path),),
+                hint="evaluate into another folder, or restore the questions",
+            )
+    folder.commit([], facts={**facts, "questions": {**recorded, **digests}})
 
 
 def _score_answers(

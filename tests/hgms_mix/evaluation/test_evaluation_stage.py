@@ -144,6 +144,11 @@ def test_answers_made_otherwise_are_not_taken_and_a_higher_limit_goes_on(
     assert attrs.evolve(only, limit=5, batch_size=1).run(*llama, limited)["gsm8k"]["n"] == 5
     with rejects("other-settings", str(limited / "manifest.json"), of=CheckpointError):
         only.run(*small_model(seed=1), limited)
+    lines = Path(bench.paths["gsm8k"]).read_text().splitlines(keepends=True)
+    other = tmp_path / "gsm8k.jsonl"
+    other.write_text("".join(reversed(lines)))
+    with rejects("data-changed", str(limited), of=CheckpointError):
+        attrs.evolve(only, paths={"gsm8k": str(other)}).run(*llama, limited)
 
 
 def test_a_malformed_row_is_named(bench: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
