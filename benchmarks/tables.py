@@ -361,6 +361,22 @@ def candidates() -> str:
     )
 
 
+def lower_state() -> str:
+    """Compare hg-ms at the paper's settings with variants of one part each, at equal updates."""
+    rows = rows_of("cleaning-state")
+    metrics = ("test_accuracy", "validation_loss", "cleaning_f1")
+    values, losses, weights = (values_of(rows, "cleaning-0.6", metric) for metric in metrics)
+    holm = paired_differences(values, roles=roles_of(rows))
+    table = []
+    for name in sorted(values, key=lambda name: (name in REFERENCES, *_best({"": values}, name))):
+        away = difference(values, name, "paper", holm) if name != "paper" else "–"
+        loss = spell(Interval.of(list(losses[name].values())))
+        table.append([f"`{name}`", mean(values[name]), away, loss, mean(weights[name])])
+    return markdown(
+        ["variant", "test accuracy", "− `paper`", "validation loss", "F1 of the weights"], table
+    )
+
+
 def cleaning_speed() -> str:
     """Compare compiled steps with the fast route of products to eager steps with exact products, at
     equal seconds.
@@ -991,6 +1007,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cleaning-pairs": cleaning_pairs,
     "cleaning-weights": cleaning_weights,
     "candidates": candidates,
+    "lower-state": lower_state,
     "cleaning-speed": cleaning_speed,
     "imbalanced": imbalanced,
     "memory": memory,

@@ -11,6 +11,7 @@ once, and a token belongs to the piece of its last character.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.rows import Record, index_of, meter, numbered_example, records_at
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import append, begin, commit, load, lock
+from hgms_mix.lm.store import append, begin, commit, load, lock, warn
 from hgms_mix.lm.table import TYPES, Report, TokenTable, table_of
 from hgms_mix.lm.templates import Piece, Template, template_for
 
@@ -46,6 +47,8 @@ VERSION = 4
 It is raised when the conversion changes, so that old cache entries are not used.
 """
 
+PROBED_LENGTHS = 256
+"""Rows whose lengths are checked before all rows are tokenised."""
 TooLong = Literal["drop", "truncate"]
 
 
@@ -290,6 +293,10 @@ def _tokenise(
     numbers = wanted if ascending else np.unique(wanted)
     form, records = records_at((name,), source, numbers, split=split)
     working = work(form, source, origin)
+    if len(numbers) > PROBED_LENGTHS:
+        first = list(itertools.islice(records, PROBED_LENGTHS))
+        _warn_of_lengths(name, working(first)[1], len(first), working.max_length)
+        records = itertools.chain(first, records)
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
         leaves, parts = compute_parts(
             records, working, folder=folder if ascending else None, watch=bar.update
@@ -315,6 +322,16 @@ def _tokenise(
             append(folder, TYPES, {name: getattr(table, name).numpy() for name in TYPES})
         commit(folder, TYPES, attrs.asdict(report), done=True)
     return table
+
+
+def _warn_of_lengths(name: str, lengths: Mapping[str, Any], rows: int, most: int) -> None:
+    """Warn if none of the first rows passes, before minutes are spent on the other rows."""
+    if lengths["too_long"] == rows:
+        warn(
+            f"all of the first {rows} rows of {name!r} have more than max_length={most} tokens "
+            f"(the shortest has {lengths['shortest']}): increase task.max_length if these are "
+            "typical"
+        )
 
 
 def _no_rows_error(
