@@ -11,8 +11,8 @@ and its code:
 - the name of library code;
 - the type of an object without readable values or code (a socket, a generator).
 
-A function without readable source is equal only to itself in this process. A source that changed
-after its import counts as it is on disk.
+A function without readable source is equal only to itself in this process. If a file
+changed after its import, the digest is of the file.
 """
 
 from __future__ import annotations

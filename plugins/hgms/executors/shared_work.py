@@ -61,7 +61,7 @@ class Piece:
         )
 
     def is_ready(self) -> bool:
-        """Return whether the job can start now; it is asked again later if not."""
+        """Return whether the job can start now; otherwise a later call may return True."""
         return True
 
     def release(self) -> None:
@@ -195,7 +195,7 @@ class _Together:
                 self.board.say(f"{piece}: its process has ended; it resumes here")
 
     def __iter__(self) -> Iterator[Job]:
-        """Yield the jobs that can start now: executors iterate again when they have room."""
+        """Yield the jobs that can start now; executors restart the iteration for a free place."""
         for piece in self.remaining():
             busy = piece in self.elsewhere or piece in self.asked.values()
             if not busy and piece.is_ready():

@@ -28,8 +28,8 @@ class DualAveraging:
     For a given mean, the distance of θ from its start is fixed. With the mean c̄, ω minimises Σ_s
     ω_s c̄_s + 1/τ · KL(ω‖ω_0): the start is a prior, and 1/τ is its strength. So a longer budget
     makes the mean more certain, but not the mixture more extreme. If c is only noise, θ − θ_0
-    shrinks as 1/√t, while a gradient method on logits moves into a corner. For t₀ steps before the
-    first, c counts as 0.
+    shrinks as 1/√t, while a gradient method on logits moves into a corner. The mean
+    starts with t₀ zeros.
 
     Use for mixtures of data sources with ``aligned``, for which c is between −2 and 2. Avoid if θ
     does not consist of one softmax's logits per leaf. Avoid also if the scale of the hypergradient

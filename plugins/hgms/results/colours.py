@@ -61,7 +61,7 @@ _SALT = (13648625).to_bytes(8, "big")
 
 @frozen
 class Look:
-    """The number of a colour and a dash."""
+    """Return the position of the method's colour and dash in the lists above."""
 
     colour: int
     dash: str

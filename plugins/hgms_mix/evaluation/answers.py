@@ -34,7 +34,7 @@ _SENTENCE = re.compile(
 
 @frozen
 class Extracted:
-    """``text``: the answer (None if no rule applies); ``by``: the rule that found it."""
+    """``text``: the answer, if a rule applies; ``by``: the rule that found it."""
 
     text: str | None
     by: Literal["boxed", "####", "answer is", "last number", "whole response", "nothing"]
@@ -88,7 +88,7 @@ def extract(response: str, *, number: bool) -> Extracted:
 
     The content of the last balanced box is the answer. Without a box it is
 
-    - for questions whose answer is a ``number`` (GSM8K): the number after the first ``####``; else
+    - for answers that are a ``number`` (GSM8K): the number after the first ``####``; else
       the number in the last sentence with "answer is" or "Answer:" (the first after its last "=");
       else the last number;
     - else (MATH): the whole response, in which math-verify locates the answer.

@@ -96,7 +96,7 @@ def reading(file: str, place: Place) -> Iterator[None]:
             "damaged-file",
             f"the gzip file {file} is truncated or damaged: {error}",
             place=place,
-            hint="download the file again",
+            hint="download a complete copy",
         ) from None
     except OSError as error:
         raise DataError(
@@ -141,7 +141,7 @@ def _open(name: str, at: Place, file: Path, raw: io.BufferedReader) -> Any:
 
 
 def _json(name: str, at: Place, stream: Any) -> Raw:
-    """Yield the rows of an array, or of one object per line, whatever the file's name."""
+    """Yield the rows of an array, or of one object per line; the name of the file has no effect."""
     if stream.peek(4096)[:4096].removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"[":
         yield from _array(name, at, stream.read())
         return
@@ -237,8 +237,8 @@ def _hub(where: Place, source: Source) -> Rows:
             source.hub, source.subset, split=source.split or "train", revision=source.revision
         )
     except Exception as error:
-        # The library raises its own errors and those of requests, httpx and pyarrow, all with the
-        # same meaning here.
+        # datasets, requests, httpx and pyarrow raise errors of different classes for the same
+        # failure.
         raise DataError(
             "cannot-load",
             f"the data set {source.hub!r} cannot be loaded from the Hub: "

@@ -223,7 +223,7 @@ class BaseModel:
         except HgmsError:
             raise
         except Exception as error:
-            # transformers raises its own errors and those of the Hub, safetensors and torch.
+            # transformers, the Hub, safetensors and torch raise errors of many classes.
             if out_of_memory(error):
                 raise OutOfMemory(
                     "out-of-memory",

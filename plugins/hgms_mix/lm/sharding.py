@@ -106,7 +106,7 @@ def shard_model(
 def _free_recomputed_layer(layer: Any, _args: Any, _output: Any) -> None:
     """Free a layer after its forward pass is recomputed for the backward pass.
 
-    Torch would keep such layers, so that all layers would be whole at once. A layer is not freed
+    Torch does not free such a layer, so the memory would contain all layers. A layer is not freed
     after its backward pass has started.
     """
     from torch.distributed.fsdp import fully_shard

@@ -177,7 +177,7 @@ def claim(folder: Path, *, patience: float | None = None) -> AbstractContextMana
 def finished_report(config: MixConfig) -> dict[str, Any] | None:
     """Return the report of a finished mix as :func:`run_mix` does, without loading a model.
 
-    None: some work remains, or there is an error, which :func:`run_mix` raises.
+    The result is ``None`` if work remains, or if :func:`run_mix` would raise an error.
     """
     folder = mix_path(config)
     if not (folder / "report.json").is_file():
@@ -204,5 +204,5 @@ def mix_path(config: MixConfig) -> Path:
     DataError
         For data that cannot be read.
     """
-    config.task.data_fingerprint()  # type: ignore[attr-defined]  # the hash alone does not complain
+    config.task.data_fingerprint()  # type: ignore[attr-defined]  # the hash does not report errors
     return config.reweight.path

@@ -99,8 +99,8 @@ class ManyMinima:
     -----
     Cost of ``evaluate``: one forward pass over each of test, train and validation rows.
 
-    Source: a construction of this project: one explanation of several, after work on spurious
-    features in networks.
+    Source: this project; the views model spurious features, which a network may use in place of
+    the intended features.
 
     Examples
     --------
