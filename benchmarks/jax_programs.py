@@ -1,9 +1,9 @@
 """JAX implementations for the benchmarks, one jitted function each.
 
 Loops are ``lax.scan``, Hessian products come from one ``jax.linearize`` of the gradient, branches
-use ``vmap``, and a function runs without Python in between. CG makes a fixed number of steps without
-a residual, curvature or outcome. This is the maximal speed of JAX; a solver that reports its accuracy
-does more work.
+use ``vmap``, and a function runs without Python in between. CG makes a fixed number of steps,
+without a residual, curvature or outcome. This is the maximal speed of JAX; a solver that reports
+its accuracy does more work.
 """
 
 from __future__ import annotations
