@@ -122,16 +122,16 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
     """
     planned = sweeps.plan(grid)
     trials = [
-        _listed(cell) | {"trial": number}
+        _row_of(cell) | {"trial": number}
         for sweep in planned
         for number in range(sweep.settings.trials)
         for cell in sweep.add_trial()
     ]
-    cells = [_listed(cell) for cell in grid.cells()]
+    cells = [_row_of(cell) for cell in grid.cells()]
     return [*trials, *({**cell, "trial": None} for cell in cells)] if trials else cells
 
 
-def _listed(cell: Cell) -> dict[str, Any]:
+def _row_of(cell: Cell) -> dict[str, Any]:
     return {
         "task": cell.task,
         "method": cell.method,

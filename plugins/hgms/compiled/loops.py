@@ -57,7 +57,7 @@ def repeat(
     (tensor(8), 3)
     """
     if is_traced():
-        return _traced(body, values, most, going)
+        return _trace_loop(body, values, most, going)
     turns = 0
     while turns < most and (going is None or going(values)):
         values = body(values)
@@ -65,7 +65,7 @@ def repeat(
     return values, turns
 
 
-def _traced(
+def _trace_loop(
     body: Callable[[Values], Values],
     values: Values,
     most: int,

@@ -322,7 +322,7 @@ class ModuleProblem:
     parts: ModuleParts
     user_loss: Callable[[nn.Module, Batch, Mapping[str, Tensor]], Tensor] = field(repr=False)
 
-    def trained(self, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
+    def model_at(self, w: Tensor, values: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of the module with the parameters w.
 
         The running statistics of batch normalisation are the means over the training rows.

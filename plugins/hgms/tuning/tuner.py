@@ -165,7 +165,7 @@ def tune(
     usable = [item for item in search.candidates if item.loss < math.inf]
     tests = _test_losses(problem, search.engine, usable, options.get("test"))
     return TuneResult(
-        model=module.trained(search.w, values),
+        model=module.model_at(search.w, values),
         values=values,
         starts={name: value.detach() for name, value in space.values(space.start).items()},
         selected=chosen.name,

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hgms.store import Folder
 from hgms_core import HgmsError
-from hgms_mix.lm.store import Arrays, append, begin, commit, mapped
+from hgms_mix.lm.store import Arrays, append, begin, commit, memory_map
 
 ROWS = 8192
 """Rows in a part."""
@@ -73,7 +73,7 @@ def compute_parts(
             commit(folder, work.types, {"parts": facts})
         watch(count)
     if folder is not None:
-        return mapped(folder.path, work.types), facts
+        return memory_map(folder.path, work.types), facts
     joined = {
         name: torch.from_numpy(
             np.concatenate([np.zeros(0, dtype), *(part[name] for part in parts)], dtype=dtype)

@@ -105,7 +105,7 @@ def file_of(name: str) -> str:
     return f"{name}.bin"
 
 
-def mapped(folder: Path, types: Mapping[str, str]) -> dict[str, Tensor]:
+def memory_map(folder: Path, types: Mapping[str, str]) -> dict[str, Tensor]:
     """Map the arrays of a folder into memory."""
     # "c": torch requires writable arrays, and the file stays unchanged.
     arrays: dict[str, np.ndarray] = {}
@@ -133,4 +133,4 @@ def load(
     except CheckpointError as error:
         warn(f"the cache entry {folder.path} is recomputed: {error.message}")
         return None
-    return mapped(folder.path, types), manifest.facts
+    return memory_map(folder.path, types), manifest.facts
