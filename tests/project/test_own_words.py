@@ -58,7 +58,8 @@ ALLOWED = {
     },
     "hgms.config": {
         **dict.fromkeys(
-            ("learn_start", "mixture", "reference", "tilt"), "defaults of a configuration file"
+            ("learn_start", "mixture", "reference", "restart_every", "tilt"),
+            "defaults of a configuration file",
         ),
         "identity": "a mark of functions that are told apart",
     },

@@ -142,7 +142,9 @@ class Stepper:
     def _as_tensor(self, value: Any, like: Tensor) -> tuple[str, Tensor]:
         device = like.device
         if isinstance(value, Tensor):
-            place = "tensor" if value.device == device else "cpu"
+            # a count of steps stays on the CPU, also if this run continues on a GPU
+            stays = value.device.type == "cpu" and (device.type != "cpu" or not value.dim())
+            place = "cpu" if stays else "tensor"
             dtype = value.dtype
             narrow = (
                 not value.dim()
