@@ -60,7 +60,10 @@ OTHERS: dict[str, Build] = {
 @pytest.mark.nightly
 @parametrize_with_checks(
     [Branches(optimizer=Torch(build=EVERY["RMSprop"]))],
-    {"toml": "a function cannot be written into a file"},
+    {
+        "toml": "a function cannot be written into a file",
+        "pickle": "a function without a name cannot be pickled",
+    },
 )
 def test_conformance(component: Any, check: Check) -> None:
     check(component)
