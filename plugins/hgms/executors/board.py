@@ -58,10 +58,10 @@ class Board(Progress):
         why = f": {error.lines()[0]}" if error else ""
         self.remove(title)
         self.add_found(1)
-        if not self.visible:
+        if not self.visible and not self.silent:
             seconds = time.monotonic() - self._began.get(title, time.monotonic())
             self.echo(f"[{self._ended}/{self.total}] {title}: {status} after {seconds:.1f} s{why}")
-        elif why:
+        elif why and self.visible:
             self.print_error(f"{title}: {status}{why}")
 
     def add_found(self, count: int) -> None:

@@ -37,12 +37,13 @@ class Progress:
     """Progress of runs: ``with Progress(enabled=True) as view: run(..., watch=view.watch)``.
 
     On a terminal, and in a notebook with ipywidgets, rich draws one bar per run with its current
-    numbers. Otherwise the newest numbers are printed as a line every ``LOG_SECONDS``, for any
-    number of runs.
+    numbers. A notebook without ipywidgets shows no progress. Elsewhere the newest numbers are
+    printed as a line every ``LOG_SECONDS``, for any number of runs.
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
+        self.silent = _is_plain_notebook()
+        self.enabled = enabled and not self.silent
         self._bars: Bars | None = None
         self._lines: dict[str, TaskID] = {}
         self._logged = time.monotonic()
@@ -98,12 +99,18 @@ class Progress:
             self._bars.console.print(text, style="red", markup=False, highlight=False)
 
 
+def _is_plain_notebook() -> bool:
+    from rich.console import Console
+
+    return Console().is_jupyter and not find_spec("ipywidgets")
+
+
 def _open_bars() -> Bars | None:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal or (console.is_jupyter and not find_spec("ipywidgets")):
+    if not console.is_terminal:
         return None
     progress = Progress(
         SpinnerColumn(),
