@@ -69,42 +69,21 @@ PAIRS = (
 """Fields of a prompt and its completion, in the order of the search."""
 
 
-DECIDING = frozenset(
-    [
-        "context",
-        "history",
-        "documents",
-        "tools",
-        "functions",
-        "image",
-        "images",
-        "video",
-        "videos",
-        "audio",
-        "audios",
-    ]
-)
+MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
+DECIDING = MEDIA | {"context", "history", "documents", "tools", "functions"}
 """Columns that an answer may depend on.
 
 A row with such a column is a bad row if its format does not read the column.
 """
 DECIDING_OF_TEXTS = DECIDING | {"input", "instruction"}
 """The same for rows that are not conversations: in conversations such columns repeat a turn."""
-DECIDING_OF_TURNS = frozenset(
-    [
-        "tool_calls",
-        "function_call",
-        "reasoning_content",
-        "reasoning",
-        "thinking",
-        "image",
-        "images",
-        "video",
-        "videos",
-        "audio",
-        "audios",
-    ]
-)
+DECIDING_OF_TURNS = MEDIA | {
+    "tool_calls",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+}
 """The same for the keys of a turn: a row with such a key is a bad row."""
 VERDICTS = frozenset({"label", "kto_tag", "is_correct", "correct", "accepted", "is_accepted"})
 """Columns that mark an answer as bad if they are false: such a row is a bad row."""

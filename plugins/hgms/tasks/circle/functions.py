@@ -115,6 +115,7 @@ class Circle:
     start: float = field(default=1.8, validator=in_interval)
 
     def upper(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
+        """Return f(θ, x), which each subclass defines."""
         raise NotImplementedError
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
