@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from support.module_problems import (
     TRAIN,
     UPPER,
     Attention,
+    OddConfig,
     assert_products,
     loss,
     masks,
@@ -90,19 +92,26 @@ def test_dropout_is_in_g_alone_and_its_products_are_those_of_the_masks() -> None
 
 
 @pytest.mark.parametrize(
-    "model",
-    [lambda: nn.Sequential(Attention(0.2)), lambda: Attention(0.2)],
-    ids=["inside", "alone"],
+    ("model", "shown"),
+    [
+        (
+            lambda: nn.Sequential(Attention(0.2, OddConfig())),
+            ["0 (Attention): attention_dropout=0.2", "0.inner (Dropout): p=0.2"],
+        ),
+        (lambda: Attention(0.2, OddConfig()), ["OddConfig(attention_dropout=0.0)"]),
+        (lambda: Attention(0.0), []),
+    ],
+    ids=["inside", "alone", "no rate"],
 )
-def test_dropout_that_no_mask_replaces_is_rejected(model: Any) -> None:
+def test_dropout_that_no_mask_replaces_is_named_with_the_setting_of_its_config(
+    model: Any, shown: list[str]
+) -> None:
     p = problem(model().double())
-    with rejects("random-loss", "loss"):
+    with rejects("random-loss", "loss") if shown else contextlib.nullcontext() as caught:
         check_losses(p, p.theta0, p.x0, Key(0))
-
-
-def test_the_masks_of_layers_are_those_of_the_rows() -> None:
-    p = problem(Attention(0.0).double())
-    check_losses(p, p.theta0, p.x0, Key(0))
+    hint = str(caught.value.hint) if caught else ""
+    assert all(part in hint for part in shown)
+    assert "outer" not in hint, "whose masks are those of the rows"
 
 
 def test_dropout_on_all_rows_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

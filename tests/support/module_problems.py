@@ -130,16 +130,26 @@ def masks(rate: float, layer: Any, shape: tuple[int, ...], numbers: range) -> Te
 class Attention(nn.Linear):
     """Layers as those of transformers, which hand a rate to a kernel."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, config: Any = None) -> None:
         super().__init__(FEATURES, 1)
         self.inner = nn.Dropout(rate)
         self.outer = nn.Dropout(0.3)
         self.attention_dropout = rate
+        self.config = config
 
     def forward(self, a: Tensor) -> Tensor:
         hidden = functional.dropout(super().forward(a), self.attention_dropout, self.training)
         hidden = functional.dropout(hidden, self.inner.p, self.training)
         return self.outer(hidden)
+
+
+class OddConfig:
+    def __init__(self) -> None:
+        self.attention_dropout = 0.2
+        self.dropout = 0.3
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self)
 
 
 LAYERS: list[Callable[[], nn.Module]] = [

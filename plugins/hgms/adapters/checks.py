@@ -7,7 +7,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from hgms_core import (
     detach,
 )
 from hgms_core.arguments import kind_of
+from hgms_core.capabilities import find
 from hgms_core.errors import closest
 from hgms_core.hypergrad import check_dense, lacks_gradient
 from hgms_core.torch_errors import NOT_REPEATABLE, RANDOM, explain_errors, first_line, out_of_memory
@@ -80,7 +81,8 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
         with _with_arguments(name, theta, x, batch), arguments_unchanged(name, theta, x):
             value, above, below = _gradients(bound, theta, x)
             uses[name] = [any(grad is not None for grad in grads) for grads in (above, below)]
-            check_repeats(name, bound, theta, x)
+            with _random_named(loss):
+                check_repeats(name, bound, theta, x)
             slopes = dict(zip((f"x: {label}" for label in x), below, strict=True))
             if name == "f":
                 slopes |= zip((f"θ: {label}" for label in theta), above, strict=True)
@@ -209,6 +211,25 @@ def _check_uses(
 
 def _names(tree: Tree) -> str:
     return ", ".join(list(tree)[:5] + ["…"] * (len(tree) > 5))
+
+
+class ExplainsRandomness(Protocol):
+    """A capability of losses: names the layers that may cause random numbers."""
+
+    def random(self) -> HgmsError:
+        """Return the error for a loss that is not repeatable."""
+
+
+@contextlib.contextmanager
+def _random_named(loss: Any) -> Iterator[None]:
+    """Inside the context, the error of a random loss lists the layers that may be the cause."""
+    try:
+        yield
+    except ConfigError as error:
+        explains = find(loss, ExplainsRandomness)
+        if error.code == RANDOM.code and explains is not None:
+            raise explains.random() from None
+        raise
 
 
 def check_repeats(name: str, loss: Bound, theta: Tree, x: Tree) -> None:

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms.adapters.checks import check_used, guard_first_step, pure
+from hgms.adapters.checks import ExplainsRandomness, check_used, guard_first_step, pure
 from hgms.adapters.display import as_html, as_text, number, sizes
 from hgms.adapters.shapes import Nested, Shape, check_floating
 from hgms.adapters.tables import read_roles, read_table
@@ -167,7 +167,9 @@ def _flatten_fields(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[s
 def _of_flat(loss: Any, theta: Shape, x: Shape) -> Any:
     """A loss of nested variables as one of flat trees, with its outputs and criterion, if any."""
     flat: Any = wraps(loss)(lambda a, b, batch: loss(theta.restore(a), x.restore(b), batch))
-    flat.capabilities = frozenset(kind for kind in (HasOutputs, NotStackable) if find(loss, kind))
+    flat.capabilities = frozenset(
+        kind for kind in (HasOutputs, ExplainsRandomness, NotStackable) if find(loss, kind)
+    )
     if known := find(loss, HasOutputs):
         flat.outputs = lambda b, batch: known.outputs(x.restore(b), batch)
         flat.criterion = lambda a, b, z, batch: known.criterion(

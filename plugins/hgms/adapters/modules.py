@@ -13,13 +13,15 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hgms.adapters.checks import ExplainsRandomness
 from hgms.adapters.losses import check_options, from_losses
 from hgms.adapters.tables import read_table
-from hgms.adapters.views import Function, View, replica, require
+from hgms.adapters.views import Function, View, replica, require, unmasked_rates
 from hgms.arguments import arguments_named
-from hgms_core import Batch, Key, Problem, Rows, Tree
+from hgms_core import Batch, ConfigError, Key, Problem, Rows, Tree
 from hgms_core.arguments import check_function, kind_of
 from hgms_core.capabilities import NotStackable
+from hgms_core.torch_errors import RANDOM
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -201,6 +203,30 @@ def inner(model: Any) -> Any:
     return model
 
 
+def _random(model: nn.Module, view: View) -> ConfigError:
+    """Return the error for a loss that draws random numbers.
+
+    The error lists the dropout rates that may be the cause. These rates belong to layers that no
+    pass has called: the rate is an argument of a kernel.
+    """
+    config = getattr(model, "config", None)
+    rates = [
+        name
+        for name, value in (vars(config) if hasattr(config, "to_dict") else {}).items()
+        if "drop" in name and "att" in name and isinstance(value, float) and value > 0
+    ]
+    parts = unmasked_rates(view)
+    if not parts:
+        return RANDOM.at()
+    hint = f"set these rates to 0, or call model.eval(): {'; '.join(parts[:5])}"
+    if len(parts) > 5:
+        hint += f"; and {len(parts) - 5} more"
+    if rates:
+        settings = ", ".join(f"{name}=0.0" for name in rates)
+        hint = f"create the model with {type(config).__name__}({settings})\n{hint}"
+    return ConfigError(RANDOM.code, RANDOM.message, place=RANDOM.place, hint=hint)
+
+
 def places(model: nn.Module, own: nn.Module) -> dict[str, str]:
     """Return the place of each trainable parameter in the module without wrappers.
 
@@ -253,6 +279,10 @@ class ModuleParts:
         layers = self.module.modules()
         kind = nn.modules.dropout._DropoutNd
         return any(isinstance(part, kind) and part.training and part.p > 0 for part in layers)
+
+    def random_loss(self) -> ConfigError:
+        """Return the error for a loss that draws random numbers, with the rates of dropout."""
+        return _random(self.module, self.fitting)
 
     @property
     def has_batch_statistics(self) -> bool:
@@ -431,8 +461,9 @@ def fields(
                 else outcome
             )
 
+        value.random = functools.partial(_random, own, view)  # type: ignore[attr-defined]
         recurrent = {NotStackable} if view.recurrent else set()  # vmap has no rule for these layers
-        value.capabilities = frozenset(recurrent)  # type: ignore[attr-defined]
+        value.capabilities = frozenset({ExplainsRandomness, *recurrent})  # type: ignore[attr-defined]
         return value
 
     plain = bind(True, lambda theta, model, batch: of_rows(model, batch))

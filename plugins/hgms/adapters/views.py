@@ -29,6 +29,8 @@ LOG = logging.getLogger("hgms")
 
 Function = Callable[..., Any]
 MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_MASKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Dropout layers that were called in a pass."""
 _WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Views that have logged a batch of all rows.
 
@@ -204,6 +206,7 @@ class View(nn.Module):
             else output.shape[:2] + (1,) * (output.dim() - 2)
         )
         self.masks += 1
+        _MASKED.add(layer)
         if self.batch["index"].numel() == self.size and self not in _WARNED:
             _WARNED.add(self)
             LOG.warning(
@@ -220,6 +223,26 @@ class View(nn.Module):
         # the threshold fits into int32
         kept = _hash(numbers * -0x61C8864F ^ seed) > int(layer.p * 2**31) - 1
         return torch.where(kept.reshape(shape), output / ((1 - layer.p) or 1.0), 0.0)
+
+
+def unmasked_rates(view: View) -> list[str]:
+    """Return the dropout rates above 0 that no mask has replaced so far.
+
+    Each rate comes with its place. These are rates of kernels and functions.
+    """
+    found = []
+    for name, part in view.model.named_modules():
+        is_layer = isinstance(part, nn.modules.dropout._DropoutNd)
+        rates = {
+            key: value
+            for key, value in vars(part).items()
+            if isinstance(value, float) and value > 0 and ("drop" in key or is_layer)
+        }
+        hooked = view._mask in part._forward_hooks.values()
+        if rates and part not in _MASKED and (part.training or hooked):
+            text = ", ".join(f"{key}={value:g}" for key, value in rates.items())
+            found.append(f"{name or 'the module'} ({type(part).__name__}): {text}")
+    return found
 
 
 def _hash(numbers: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from hgms.adapters import ModuleParts, as_data
 from hgms.hyper import Block, Hyper
 from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree, slopes
 from hgms_core.arguments import check_function
-from hgms_core.torch_errors import RANDOM
 
 FEW_ROWS = 400
 """Below this number of training rows there are four folds, otherwise three."""
@@ -510,7 +509,7 @@ def check_effects(module: ModuleProblem) -> None:
         (slope,) = slopes(value, [u])
     except RuntimeError as error:
         if "randomness error mode" in str(error):
-            raise RANDOM.at() from error
+            raise module.parts.random_loss() from error
         raise ConfigError(
             "not-differentiable",
             f"the training loss has no gradient in the hyperparameters: {error}",
