@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from hgms.comparison.cell import Ending, fail_cell
 from hgms.comparison.grid import Cell
 from hgms.config import Budget
-from hgms.executors import Job, Needs, Piece, unpack_error
+from hgms.executors import BUSY, Job, Needs, Piece, unpack_error
 from hgms.runs import Execution, RunFolder
 from hgms.store import writing
 from hgms_core import HgmsError
@@ -114,8 +114,9 @@ class Run(Piece):
     def release(self) -> None:
         self.executions.begun.pop(self.cell.path, None)
 
-    def fail(self, error: HgmsError) -> Ending:
-        return self.ended(fail_cell(self.cell, error))
+    def fail(self, error: HgmsError) -> Any:
+        ending = fail_cell(self.cell, error)
+        return BUSY if ending.status == "elsewhere" else self.ended(ending)
 
     def ended(self, ending: Ending) -> Ending:
         self.executions.recall(self.cell)

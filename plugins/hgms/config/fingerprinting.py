@@ -260,13 +260,13 @@ class _Fingerprints:
 
 
 def _reduce(value: object) -> list[object]:
-    """Return the parts that pickle would store; empty if an object cannot be pickled."""
+    """Return the parts that pickle would store; the attributes if it cannot be pickled."""
     with contextlib.suppress(Exception):
         own = copyreg.dispatch_table.get(type(value))
         reduced: Any = value.__reduce_ex__(4) if own is None else own(value)
         parts = [reduced] if isinstance(reduced, str) else reduced
         return [list(part) if isinstance(part, Iterator) else part for part in parts]
-    return []
+    return [getattr(value, "__dict__", None)]
 
 
 def _qualified_name(cls: type) -> str:
@@ -354,8 +354,8 @@ def _local_spec(module: str, own: str) -> ModuleSpec | None:
     top = module.partition(".")[0]
     if module == "__main__" or (top != own and top in FIRST_PARTY):
         return None
-    spec = None
     for name in (top, module):  # a search for a submodule imports its package
+        spec = None
         with contextlib.suppress(Exception):
             spec = importlib.util.find_spec(name)
         file = "" if spec is None else str(spec.origin)

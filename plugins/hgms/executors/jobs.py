@@ -95,9 +95,7 @@ class Ending:
 
 
 Report = Callable[[Job, Mapping[str, Any]], None]
-"""``report(job, event)``: an event of a running job.
-
-"""
+"""``report(job, event)``: an event of a running job."""
 
 
 class Executor(Protocol):

@@ -11,7 +11,7 @@ from hgms.config.tables import merge_options
 from hgms.executors.jobs import Executor
 from hgms.plugins import Host
 from hgms_core import ConfigError, HgmsError
-from hgms_core.errors import unknown_name
+from hgms_core.errors import PluginError, unknown_name
 
 HOOK = "hgms_register_executors"
 
@@ -22,10 +22,16 @@ def executor_classes(host: Host) -> dict[str, type[Any]]:
     If two executors have the same name, the first is used; HGMS's executors come first.
     """
     classes: dict[str, type[Any]] = {}
-    for _, implementation in host.implementations(HOOK):
-        returned: Iterable[Any] = implementation.function()  # type: ignore[assignment]
+    for info, implementation in host.implementations(HOOK):
+        with host.watch_plugin(info):
+            returned: Iterable[Any] = implementation.function()  # type: ignore[assignment]
         for cls in returned:
-            classes.setdefault(cls.name, cls)
+            lacking = [name for name in ("name", "carry_out", "close") if not hasattr(cls, name)]
+            if lacking:
+                message = f"{cls!r} is not an executor: it lacks {', '.join(lacking)}"
+                host.blame(info, PluginError("wrong-plugin", message, place=(HOOK,)), part=True)
+            else:
+                classes.setdefault(cls.name, cls)
     return classes
 
 

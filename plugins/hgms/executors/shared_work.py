@@ -68,7 +68,10 @@ class Piece:
         """Note that no other process works on the item any more."""
 
     def fail(self, error: HgmsError) -> Any:
-        """Return the result of a job without an outcome; ``None`` reports the error."""
+        """Return the result of a job without an outcome; ``None`` reports the error.
+
+        ``BUSY`` means that another process works on the item now.
+        """
         return None
 
 
@@ -167,16 +170,15 @@ class _Together:
         """
         for ending in run_with_retries(executor, self, self.hear, self.board.say):
             piece = self.asked.pop(ending.job)
-            if ending.outcome is None:
-                if (result := piece.fail(ending.failure)) is not None:
-                    self.end(piece, result)
-                    continue
+            is_lost = ending.outcome is None
+            outcome = piece.fail(ending.failure) if is_lost else ending.outcome
+            if outcome == BUSY:
+                self.elsewhere.append(piece)
+            elif outcome is None:
                 self.failures[piece] = ending.failure
                 self.board.end(piece, "failed", self.failures[piece])
-            elif ending.outcome == BUSY:
-                self.elsewhere.append(piece)
             else:
-                self.end(piece, piece.result(ending.outcome))
+                self.end(piece, outcome if is_lost else piece.result(outcome))
         if not self.elsewhere:
             return
         if (count := len(self.elsewhere)) != self.awaited:

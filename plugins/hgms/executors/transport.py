@@ -9,7 +9,6 @@ import functools
 import os
 import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -26,12 +25,17 @@ from hgms.executors.jobs import (
 )
 from hgms.executors.local import Local
 from hgms.runs import stoppable
-from hgms_core import ConfigError
+from hgms_core import ConfigError, __version__
 
 
 def installation() -> dict[str, str]:
-    """Return the versions that must be equal on both machines."""
-    return {"python": platform.python_version(), "torch": version("torch"), "hgms": version("hgms")}
+    """Return the versions that must be equal on both machines.
+
+    The local part of torch's version, such as ``+cpu``, may differ: the machine that submits jobs
+    may have no GPU.
+    """
+    torch_version, _, _ = torch.__version__.partition("+")
+    return {"python": platform.python_version(), "torch": torch_version, "hgms": __version__}
 
 
 def ensure_same(expected: Mapping[str, str], where: str) -> None:

@@ -133,7 +133,8 @@ def _by_environment(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], lis
         other = ("task", "code", "execution", "before")
         table = {key: run.environment[key] for key in run.environment if key not in other}
         table |= run.execution
-        if before := run.environment.get("before"):
+        before = run.environment.get("before")
+        if isinstance(before, list) and before:
             table["earlier environments"] = len(before)
         key = json.dumps(table, sort_keys=True, default=str)
         groups.setdefault(key, (table, []))[1].append(run)

@@ -1,7 +1,6 @@
 """Rows of a run as columns.
 
 A column is an array of a named field over every line of a ``.jsonl`` file.
-
 """
 
 from __future__ import annotations

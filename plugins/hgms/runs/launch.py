@@ -319,8 +319,10 @@ def device_called(name: str) -> torch.device:
             place=("run", "device"),
             hint='use "cpu", "cuda" or "cuda:0"',
         ) from None
-    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    count = counts.get(device.type, 1)
+    if device.type not in ("cuda", "mps"):
+        return device
+    is_cuda = device.type == "cuda"
+    count = torch.cuda.device_count() if is_cuda else int(torch.backends.mps.is_available())
     if (device.index or 0) >= count:
         raise ConfigError(
             "device-not-available",

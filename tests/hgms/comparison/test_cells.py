@@ -9,12 +9,15 @@ import pytest
 
 from hgms.comparison import cell as module
 from hgms.comparison.cell import carry_out
+from hgms.comparison.coordinator import Executions, runs_of
 from hgms.comparison.grid import Cell
 from hgms.comparison.grid_file import load
 from hgms.distributed import RankLost
+from hgms.executors import BUSY
 from hgms.plugins import Registry
 from hgms.runs import RunFolder
-from hgms.store import DiskError, FolderInUse
+from hgms.store import DiskError, FolderInUse, hold_lease
+from hgms_core import HgmsError
 from hgms_core.errors import CheckpointError, NumericalError
 
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
@@ -85,3 +88,14 @@ def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(
     ending = module.fail_cell(cell, NumericalError("not-finite", "NaN"))
     assert ending.error is not None
     assert (ending.status, [each.code for each in ending.error.errors]) == (status, codes)
+
+
+def test_a_lost_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
+    [cell] = cells(tmp_path)
+    [run] = runs_of([cell], Executions(), (), here=False)
+    error = HgmsError("worker-lost", "killed")
+    with hold_lease(cell.path):
+        assert run.fail(error) == BUSY
+    ending = run.fail(error)
+    assert (ending.status, ending.error) == ("failed", error)
+    assert cell.state()[0] == "failed"

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.own_problems import Follow
 
-from hgms.config.fingerprinting import fingerprint
+from hgms.config.fingerprinting import fingerprint, source_digests
 
 SCALE = 2.0
 
@@ -78,3 +78,26 @@ def test_a_function_is_its_source_without_comments_and_layout(
     shown: dict[str, Any] = {}
     exec("def loss(x): return x", shown)
     assert fingerprint(shown["loss"]) == fingerprint(shown["loss"])
+
+
+class Unpicklable:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __getstate__(self) -> None:
+        raise TypeError("a handle")
+
+
+def test_an_object_that_pickle_rejects_has_the_fingerprint_of_its_attributes() -> None:
+    assert fingerprint(Unpicklable(1)) == fingerprint(Unpicklable(1))
+    assert fingerprint(Unpicklable(1)) != fingerprint(Unpicklable(2))
+
+
+def test_sources_are_those_of_modules_and_not_of_imported_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fingerprint_helper.py").write_text("def double(x): return 2 * x\n")
+    (tmp_path / "fingerprint_user.py").write_text("from fingerprint_helper import double\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert list(source_digests("fingerprint_user")) == ["fingerprint_helper", "fingerprint_user"]

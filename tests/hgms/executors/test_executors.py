@@ -8,19 +8,20 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import frozen
 from click.testing import CliRunner, Result
 from support.executor_grids import GRID, PLUGIN, begun_twice, contents, on_another_machine
 from support.processes import reaches, started
 
 from hgms.cli import main
-from hgms.executors import Here, Piece, run_together, shared_work, unless_busy
+from hgms.executors import BUSY, Ending, Here, Piece, run_together, shared_work, unless_busy
 from hgms.store import hold_lease, lease
-from hgms_core import ConfigError
+from hgms_core import ConfigError, HgmsError
 
 COMPARE = ("compare", "grid.toml", "--plugin", str(PLUGIN), "--json")
 
@@ -94,7 +95,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         (lease, "SECONDS", 0.6),
         (lease, "GRACE", 0.3),
         (lease, "LOOK", 0.05),
-        (shared_work, "POLL", 0.05),
         (shared_work, "POLL", 0.05),
     ):
         monkeypatch.setattr(module, name, value)
@@ -183,6 +183,38 @@ def test_pieces_are_done_once_whoever_does_them(
     once = [path for path in sorted(tmp_path.rglob("times")) if path.read_text() == "once\n"]
     assert [path.parent.name for path in once] == ["0", "1", "2", "5"]
     assert not list(tmp_path.rglob(".lease"))
+
+
+class Losing:
+    """An executor that loses every worker."""
+
+    name = "losing"
+
+    def carry_out(self, jobs: Any, report: Any) -> Iterator[Ending]:
+        for job in jobs:
+            yield Ending(job=job, lost="killed")
+
+    def close(self) -> None:
+        pass
+
+
+@frozen(kw_only=True, eq=False)
+class Taken(Piece):
+    """A piece that another process finishes after this process has lost its workers."""
+
+    def fail(self, error: HgmsError) -> Any:
+        self.path.mkdir()
+        (self.path / "number").write_text("9")
+        return BUSY
+
+
+@pytest.mark.usefixtures("short")
+def test_a_lost_piece_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
+    plain = piece_of(tmp_path, 1)
+    taken = Taken(title="taken", path=tmp_path / "9", finished=piece_of(tmp_path, 9).finished)
+    results, failures = run_together([plain, taken], Losing(), say=lambda line: None)
+    assert results == {taken: 9}
+    assert [(piece, error.code) for piece, error in failures.items()] == [(plain, "worker-lost")]
 
 
 # --- executors of plugins

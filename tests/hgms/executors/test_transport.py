@@ -84,6 +84,13 @@ def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> No
             ending_of(made, result)
 
 
+def test_a_build_of_torch_for_another_device_is_accepted() -> None:
+    for version in ("2.11.0", "2.11.0+cpu", "2.11.0+cu130"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "__version__", version)
+            assert transport.installation()["torch"] == "2.11.0"
+
+
 class Fate:
     """An executor whose every job ends like this."""
 

@@ -25,6 +25,9 @@ def test_a_table_draws_its_differences_best_first_and_marks_the_winner() -> None
     parts = ("good ★", 'class="won"', "task &amp; more", "+20.00 ± ", "percentage points")
     assert [part for part in parts if part not in page] == []
     assert not re.search(r"<b>bad|https?:|<script|<link|@import|url\(", page)
-    assert report.plot_forests([results.forest, None])
+    figure = report.plot_forests([results.forest, None])
+    [axis] = figure.axes
+    assert axis.get_title(loc="left") == results.forest.title
+    assert [label.get_text() for label in axis.get_yticklabels()][-1] == "good ★"
     with rejects("nothing-to-do", of=ConfigError):
         report.plot_forests([None])

@@ -66,7 +66,9 @@ def test_a_comparison_as_text_a_frame_a_picture_and_a_report_of_its_own_runs(
     assert frame.groupby("method")["value"].mean().to_dict() == pytest.approx(
         {row.method: row.metrics["value"].mean for row in comparison.tables[0].rows}
     )
-    assert all(comparison.plot(what) for what in ("differences", "curves"))
+    pictures = [comparison.plot(what)._repr_png_()[0] for what in ("differences", "curves")]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert pictures[0] != pictures[1]
     settings: dict[str, Any] = {"jobs": 0, "baselines": False, "progress": False}
     compare("quadratic", "hg-baseline", "3 steps", 1, comparison.grid.out, **settings)
     text = comparison.report(tmp_path / "report.tex").read_text()

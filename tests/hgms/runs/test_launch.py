@@ -131,6 +131,7 @@ def test_a_loss_that_cannot_be_stacked_gives_what_the_loop_gives() -> None:
         ("cuda:2", 2, False, "device-not-available"),
         ("mps", 0, False, "device-not-available"),
         ("mps", 0, True, None),
+        ("xpu:1", 0, False, None),
         ("gpu", 2, True, "unknown-device"),
         ("cuda:x", 2, True, "unknown-device"),
     ],

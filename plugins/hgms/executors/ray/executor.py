@@ -49,7 +49,7 @@ class Ray:
         Without ray.
     ConfigError
         If there is no such cluster, if its Ray or Python has another version, or if the
-        installation of a worker differs from this machine (digests of the code are compared).
+        installation of a worker has other versions of Python, torch or hgms.
     """
 
     name: ClassVar[str] = "ray"
