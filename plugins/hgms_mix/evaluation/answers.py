@@ -27,9 +27,11 @@ _EXPRESSION = re.compile(rf"{_NUMBER}(?:[eE][+-]?\d{{1,2}}(?![A-Za-z0-9])|\s*/\s
 _MARKED = re.compile(rf"####[\s*$€£¥]*({_NUMBER})")
 _MARKED_LINE = re.compile(rf"{_MARKED.pattern}[.\s$*]*(?:\n|$|####)")
 _SENTENCE = re.compile(
-    r"(?:answer[\s*]+is|answer[\s*]*:|答案(?:是|为|為|[:：])|答えは)(.*?)(?=\n|[.!?](?=[\s*]|$)|[。！？]|$)",
+    r"(answer[\s*]+is|answer[\s*]*:|答案(?:是|为|為|[:：])|答えは)(.*?)(?=\n|[.!?](?=[\s*]|$)|[。！？]|$)",
     re.IGNORECASE,
 )
+_LATEX = re.compile(r"[\\^_](?!text|mathrm|[$,%!;()\[\]])")
+"""LaTeX that changes a number."""
 
 
 @frozen
@@ -86,11 +88,12 @@ def without_thinking(response: str) -> str:
 def extract(response: str, *, number: bool) -> Extracted:
     """Return the answer of a response, after its ``<think>`` text is removed.
 
-    The content of the last balanced box is the answer. Without a box it is
+    The content of the last balanced box is the answer (for a ``number`` without its unit). Without
+    a box it is
 
     - for answers that are a ``number`` (GSM8K): the number after the first ``####``; else
-      the number in the last sentence with "answer is" or "Answer:" (the first after its last "=");
-      else the last number;
+      the number in the last sentence with "answer is" (the first after its last "=") or "Answer:"
+      (a sentence without "="); else the last number;
     - else (MATH): the whole response, in which math-verify locates the answer.
 
     Examples
@@ -98,23 +101,32 @@ def extract(response: str, *, number: bool) -> Extracted:
     >>> extract("3 + 4 = 7. The answer is $7.50 per day. 12 is not.", number=True)
     Extracted(text='7.50', by='answer is')
     >>> extract(r"Thus \\boxed{18\\text{ dollars}}, for 3 days.", number=True)
-    Extracted(text='18\\\\text{ dollars}', by='boxed')
+    Extracted(text='18', by='boxed')
     """
     response = without_thinking(response)
     if box := boxed_answer(response):
-        return Extracted(box, "boxed")
+        return Extracted(_number_in(box) if number else box, "boxed")
     if not number and response.strip():
         return Extracted(response, "whole response")
     text = _ascii(response)
     # The number of a heading ("#### 1. Add") is used only without such a line.
     if marked := _MARKED_LINE.search(text) or _MARKED.search(text):
         return Extracted(_plain(marked[1]), "####")
-    for sentence in reversed(_SENTENCE.findall(text)):
+    for mark, sentence in reversed(_SENTENCE.findall(text)):
+        if mark.endswith((":", "：")) and "=" in sentence:
+            continue  # "Answer:" before the reasoning
         numbers = _EXPRESSION.findall(sentence.rpartition("=")[2]) or _EXPRESSION.findall(sentence)
         if numbers:
             return Extracted(_plain(numbers[0]), "answer is")
     numbers = _EXPRESSION.findall(text)
     return Extracted(_plain(numbers[-1]), "last number") if numbers else Extracted(None, "nothing")
+
+
+def _number_in(box: str) -> str:
+    """Return the number of a box with one number and no other LaTeX, else the box."""
+    text = _ascii(box)
+    numbers = _EXPRESSION.findall(text)
+    return _plain(numbers[0]) if len(numbers) == 1 and not _LATEX.search(text) else box
 
 
 def _ascii(text: str) -> str:

@@ -314,14 +314,18 @@ class Evaluate:
 
 
 def _record_questions(folder: Folder, digests: Mapping[str, str]) -> None:
-    """Record the digests of the files of questions, or raise CheckpointError if one changed."""
+    """Record the digests of the files of questions.
+
+    Raise CheckpointError if the folder has responses to other questions, or without a record.
+    """
     facts = folder.manifest().facts
     recorded = facts.get("questions", {})
     for name, digest in digests.items():
-        if recorded.get(name, digest) != digest:
+        is_new = not (folder.path / f"{name}.answers.jsonl").exists()
+        if recorded.get(name, digest if is_new else None) != digest:
             raise CheckpointError(
                 "data-changed",
-                f"the questions of {name} have changed since their responses were generated",
+                f"the responses to {name} in the folder are from other or unrecorded questions",
                 place=(str(folder.path),),
                 hint="evaluate into another folder, or restore the questions",
             )

@@ -8,6 +8,7 @@ processor time: verdicts on a busy machine are the same as on an idle machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -16,22 +17,27 @@ import sys
 MEMORY = 4 << 30
 
 
+def set_limit(kind: int, value: int) -> None:
+    """Set the limit of this process, or a smaller limit that it already has."""
+    most = resource.getrlimit(kind)[1]
+    unlimited = most == resource.RLIM_INFINITY
+    resource.setrlimit(kind, (value if unlimited else min(value, most), most))
+
+
 def main(seconds: int) -> None:
     from math_verify import parse, verify
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    with contextlib.suppress(ValueError):  # macOS has no such limit
+        set_limit(resource.RLIMIT_AS, MEMORY)
     answers = sys.stdout
     sys.stdout = sys.stderr
-    answers.write("ready\n")
-    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        limit = math.ceil(usage.ru_utime + usage.ru_stime) + seconds
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
+        set_limit(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime) + seconds)
         known, parsed = (parse(text, parsing_timeout=None) for text in json.loads(line))
         same = verify(known, parsed, timeout_seconds=None)
-        answers.write("right\n" if same else "wrong\n")
-        answers.flush()
+        print("right" if same else "wrong", file=answers, flush=True)
 
 
 if __name__ == "__main__":

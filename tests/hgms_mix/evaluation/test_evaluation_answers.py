@@ -7,13 +7,15 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.helpers import rejects
 
 from hgms_core.errors import DataError
-from hgms_mix.evaluation import boxed_answer, extract, verdicts
+from hgms_mix.evaluation import boxed_answer, extract, verdicts, worker
 from hgms_mix.evaluation.answers import Extracted, gsm8k_gold, math_gold
 from hgms_mix.evaluation.questions import Question, load
 from hgms_mix.evaluation.scores import score
@@ -53,9 +55,12 @@ def test_the_last_balanced_box(response: str, content: str | None) -> None:
     ("response", "text", "by"),
     [
         (r"The answer is 3, so \boxed{4} in 5 days", "4", "boxed"),
-        (r"\boxed{\$1,200}", r"\$1,200", "boxed"),
-        (r"\boxed{18\text{ dollars}}", r"18\text{ dollars}", "boxed"),
-        (r"\boxed{x = 12}", "x = 12", "boxed"),
+        (r"\boxed{\$1,200}", "1200", "boxed"),
+        (r"\boxed{18\text{ dollars}}", "18", "boxed"),
+        (r"\boxed{18 eggs}", "18", "boxed"),
+        (r"\boxed{x = 12}", "12", "boxed"),
+        (r"\boxed{9 \times 2}", r"9 \times 2", "boxed"),
+        (r"\boxed{9*2}", "9*2", "boxed"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", "boxed"),
         (r"\boxed{\sqrt{16}}", r"\sqrt{16}", "boxed"),
         (r"\boxed{3/4}", "3/4", "boxed"),
@@ -76,6 +81,9 @@ def test_the_last_balanced_box(response: str, content: str | None) -> None:
         ("The answer is clear. It is 18.", "18", "last number"),
         ("**Answer:** 18\n(That took 3 steps.)", "18", "answer is"),
         ("**Answer:** 18 dollars (2 ways)", "18", "answer is"),
+        ("Answer: she has 16 - 3 = 13 eggs. 13 * 2 = 26 dollars", "26", "last number"),
+        (r"\boxed{\$18/day}", "18", "boxed"),
+        (r"\boxed{18 / \text{day}}", "18", "boxed"),
         ("答案是18。", "18", "answer is"),
         ("答案是18。共有3步。", "18", "answer is"),
         ("共有18个。", "18", "last number"),
@@ -110,6 +118,10 @@ LM_EVAL = (
     r"<think>\boxed{20}</think> It is 18",
     r"\boxed{18\text{ dollars}}",
     r"\boxed{x = 18}",
+    r"\boxed{\$18/day}",
+    r"\boxed{18 eggs}",
+    r"\boxed{\text{18 dollars}}",
+    "Answer: she has 12 - 3 = 9 eggs. 9 * 2 = 18 dollars",
 )
 
 
@@ -166,9 +178,20 @@ def test_hard_formats() -> None:
     assert found == ["right" if equal else "wrong" for *_, equal in HARD]
 
 
-def test_a_comparison_without_end_is_undecided_and_the_next_is_not() -> None:
-    pairs = [(box("1"), box(answer)) for answer in ("1", "9^{9^{9^9}}", "1", "2")]
-    assert verdicts(pairs, seconds=3) == ["right", "undecided", "right", "wrong"]
+def test_a_comparison_without_end_is_undecided_and_the_next_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    pairs = [(box("1"), box(answer)) for answer in ("9^{9^{9^9}}", "1", "9^{9^{9^9}}", "2")]
+    assert verdicts(pairs, seconds=3) == ["undecided", "right", "undecided", "wrong"]
+
+
+def test_smaller_limits_of_the_system_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Path(worker.__file__)
+    limited = f"ulimit -v 4000000 -t 60; exec {sys.executable} -P {script} 3"
+    pairs = "".join(json.dumps([box("1"), box(answer)]) + "\n" for answer in ("1", "2"))
+    done = subprocess.run(["sh", "-c", limited], input=pairs, capture_output=True, text=True)
+    assert done.stdout.split() == ["ready", "right", "wrong"], done.stderr
 
 
 def solutions(name: str) -> tuple[list[Question], list[str]]:

@@ -149,6 +149,9 @@ def test_answers_made_otherwise_are_not_taken_and_a_higher_limit_goes_on(
     other.write_text("".join(reversed(lines)))
     with rejects("data-changed", str(limited), of=CheckpointError):
         attrs.evolve(only, paths={"gsm8k": str(other)}).run(*llama, limited)
+    (limited / "manifest.json").unlink()  # the settings of its responses are unknown
+    with rejects("data-changed", str(limited), of=CheckpointError):
+        only.run(*llama, limited)
 
 
 def test_a_malformed_row_is_named(bench: Evaluate, llama: tuple[Any, Any], tmp_path: Path) -> None:
