@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,9 @@ PATIENCE = 0.5
 """Seconds to wait for a folder that another process has locked. An orphan of a killed comparison
 exits automatically.
 """
+
+PROGRAMS = logging.getLogger("hgms.programs")
+"""The logger of messages about parts that cannot be compiled."""
 
 Report = Callable[[Cell, float, Mapping[str, Any]], None]
 """``report(cell, share of its budget spent, newest record)``."""
@@ -127,13 +131,29 @@ def prepare(arguments: Mapping[str, Any], _tell: Tell) -> None:
 
 
 def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """Execute the run of ``arguments`` as a job; report its steps."""
+    """Execute the run of ``arguments`` as a job; report its steps and warnings."""
     config = RunConfig.from_dict(
         arguments["config"], registry=_registry(tuple(arguments["plugins"]))
     )
     execution = None if arguments["execution"] is None else Execution.of(arguments["execution"])
     cell = Cell(config=config, path=Path(arguments["path"]))
-    return work_here({"cell": cell, "execution": execution}, tell)
+    handler = _Forward(tell)
+    PROGRAMS.addHandler(handler)
+    try:
+        return work_here({"cell": cell, "execution": execution}, tell)
+    finally:
+        PROGRAMS.removeHandler(handler)
+
+
+class _Forward(logging.Handler):
+    """Send warnings about compilation to the requesting process, which owns the terminal."""
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__(logging.WARNING)
+        self.tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.tell(event="warning", logger=record.name, text=record.getMessage())
 
 
 def work_here(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -216,6 +217,8 @@ class _Together:
             self.board.step(self.asked[job], event["share"], event["record"])
         elif event["event"] == "stage":
             self.board.show(self.asked[job], 0.0, event["text"])
+        elif event["event"] == "warning":
+            logging.getLogger(event["logger"]).warning("%s", event["text"])
 
 
 def _several(kind: str, count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 
 from hgms.comparison import cell as module
 from hgms.comparison.cell import carry_out
-from hgms.comparison.coordinator import Executions, runs_of
+from hgms.comparison.coordinator import Executions, distinct_warnings, runs_of
 from hgms.comparison.grid import Cell
 from hgms.comparison.grid_file import load
 from hgms.distributed import RankLost
-from hgms.executors import BUSY
+from hgms.executors import BUSY, Here, run_together
 from hgms.plugins import Registry
 from hgms.runs import RunFolder
 from hgms.store import DiskError, FolderInUse, hold_lease
@@ -23,9 +24,9 @@ from hgms_core.errors import CheckpointError, NumericalError
 PLUGIN = Path(__file__).parents[2] / "support" / "grid_plugin.py"
 
 
-def cells(out: Path) -> list[Cell]:
+def cells(out: Path, seeds: int = 1) -> list[Cell]:
     run = {"out": str(out), "threads": 1}
-    table = {"budget": "4 steps", "seeds": 1, "task": "bowl", "run": run, "method": "walk"}
+    table = {"budget": "4 steps", "seeds": seeds, "task": "bowl", "run": run, "method": "walk"}
     return load(table, registry=Registry.load([PLUGIN])).cells()
 
 
@@ -88,6 +89,30 @@ def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(
     ending = module.fail_cell(cell, NumericalError("not-finite", "NaN"))
     assert ending.error is not None
     assert (ending.status, [each.code for each in ending.error.errors]) == (status, codes)
+
+
+def test_a_worker_sends_its_warnings_about_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The requesting process logs each of them once, whatever its numbers are."""
+
+    def warns(cell: Cell, *_: Any) -> module.Ending:
+        module.PROGRAMS.warning("g of seed %d runs eagerly", cell.config.seed)
+        return module.Ending(cell=cell, status="done")
+
+    monkeypatch.setattr(module, "carry_out", warns)
+    plugins = (str(PLUGIN),)
+    both = cells(tmp_path, seeds=2)
+    [_, run] = runs_of(both, Executions(), plugins, here=False)
+    heard: list[Mapping[str, Any]] = []
+    module.work(run.job().arguments, lambda **event: heard.append(event))
+    text = "g of seed 1 runs eagerly"
+    assert heard == [{"event": "warning", "logger": "hgms.programs", "text": text}]
+    caplog.clear()
+    with distinct_warnings():
+        runs = runs_of(both, Executions(), plugins, here=False)
+        run_together(runs, Here(), say=silent, look=False)
+    assert caplog.messages == ["g of seed 0 runs eagerly"]
 
 
 def test_a_lost_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
