@@ -110,7 +110,7 @@ def _open_bars() -> Bars | None:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not (console.is_terminal or console.is_jupyter):
         return None
     progress = Progress(
         SpinnerColumn(),

@@ -19,7 +19,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from attrs import asdict, field, frozen
 
@@ -30,6 +30,8 @@ from hgms_core.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 STATUSES = ("new", "open", "done")
+PIECE = 2**24
+"""Number of bytes of a log that are read at a time."""
 
 
 @frozen
@@ -85,7 +87,8 @@ class Folder:
     ...         folder.append({"log": b"one"})
     ...         folder.commit(["weights", "log"], facts={"step": 1}, done=True)
     ...         folder.append({"log": b"two"})
-    ...         folder.read("weights"), folder.rewind("log"), folder.manifest().facts
+    ...         folder.rewind("log")
+    ...         folder.read("weights"), folder.read("log"), folder.manifest().facts
     ...     folder.is_done()
     (b'0.5', b'one', {'step': 1})
     True
@@ -217,22 +220,24 @@ class Folder:
             contents.add(added)
             self._unflushed.add(name)
 
-    def rewind(self, name: str) -> bytes:
-        """Cut a log back to its recorded length, and return the rest.
-
-        A log without record becomes empty.
-        """
+    def rewind(self, name: str) -> None:
+        """Cut a log back to its recorded length. A log without record becomes empty."""
         self.ensure_held()
         path = self.path / name
         record = self.manifest().files.get(name)
-        kept = b""
-        if record is not None:
-            kept = self._read_verified(name, record, has_grown=True)[: record.bytes]
-        if os.path.lexists(path) and files.contents(path) != kept:
-            files.replace_file(path, kept)
-        self._contents[name] = Digest(kept)
+        kept = Digest()
+        if record is not None or os.path.lexists(path):
+            recorded = 0 if record is None else record.bytes
+            with files.open_file(path, sys.maxsize, files.remedy(path)) as stream:
+                for piece in _pieces(stream, recorded):
+                    kept.add(piece)
+                if record is not None and kept.text != record.sha256:
+                    raise _differs(path)
+                if os.fstat(stream.fileno()).st_size > recorded:
+                    stream.seek(0)
+                    files.replace_file(path, _pieces(stream, recorded))
+        self._contents[name] = kept
         self._unflushed.discard(name)
-        return kept
 
     def commit(
         self,
@@ -374,6 +379,13 @@ def _is_inside(name: str) -> bool:
     """Return whether a name is below the folder; a manifest may be from an untrusted source."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def _pieces(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield the next ``size`` bytes of a file, or fewer at its end, in pieces."""
+    while piece := stream.read(min(PIECE, size)):
+        size -= len(piece)
+        yield piece
 
 
 def _add_to_digest(pieces: Iterable[files.Buffer], contents: Digest) -> Iterator[files.Buffer]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -62,3 +65,36 @@ def test_on_a_terminal_there_is_a_line_for_each_title(
     last = text.rpartition("seed 0")[2]
     assert [part for part in ("step 3", " 75%") if part not in last] == []
     assert "gone" not in last
+
+
+class Output(contextlib.nullcontext[None]):
+    """The output widget of ipywidgets."""
+
+    def clear_output(self, wait: bool) -> None:
+        assert wait
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_a_notebook_shows_bars_in_a_widget_or_no_progress(
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Time,
+    capsys: pytest.CaptureFixture[str],
+    has_widgets: bool,
+) -> None:
+    displayed: list[object] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr(progress, "find_spec", lambda name: has_widgets)
+    for module, members in (
+        ("ipywidgets", {"Output": Output}),
+        ("IPython", {}),
+        ("IPython.display", {"display": displayed.append}),
+    ):
+        fake = ModuleType(module)
+        vars(fake).update(members)
+        monkeypatch.setitem(sys.modules, module, fake)
+    with Progress() as view:
+        assert (view.visible, view.silent) == (has_widgets, not has_widgets)
+        clock.now += 130.0
+        view.watch(INFO, {"step": 1, "upper_loss": 0.5}, 0.1)
+    assert any(isinstance(item, Output) for item in displayed) == has_widgets
+    assert capsys.readouterr() == ("", "")

@@ -121,14 +121,28 @@ def test_a_log_is_cut_back_to_its_record(folder: Folder) -> None:
     with rejects("damaged-file", str(folder.path / "log"), of=CheckpointError):
         folder.read_log("log")
     with other.lease():
-        assert other.rewind("log") == b"one\ntwo\n"
-        assert other.rewind("later") == b""
+        other.rewind("log")
+        other.rewind("later")
+        assert (folder.path / "log").read_bytes() == b"one\ntwo\n"
+        assert (folder.path / "later").read_bytes() == b""
         other.append({"log": b"3\n"})
         other.commit(["log"], facts={})
         other.append({"log": b"4\n"})
     assert other.manifest().files["log"] == FileRecord(10, digest(b"one\ntwo\n3\n"))
     assert other.read_log("log") == b"one\ntwo\n3\n4\n"
     assert (folder.path / "later").read_bytes() == b""
+
+
+def test_a_log_may_be_larger_than_the_limit_of_files(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_files, "ROWS", 2000)
+    monkeypatch.setattr("hgms.store.folder.PIECE", 999)
+    folder.write("large", b"1" * 3000)
+    folder.commit(["large"], facts={})
+    stored_files.append(folder.path / "large", b"2" * 3000)
+    again(folder).rewind("large")
+    assert (folder.path / "large").read_bytes() == b"1" * 3000
 
 
 def test_a_log_that_was_changed_is_rejected_and_stays(folder: Folder) -> None:
@@ -138,6 +152,13 @@ def test_a_log_that_was_changed_is_rejected_and_stays(folder: Folder) -> None:
         with rejects("damaged-file", str(path), of=CheckpointError):
             again(folder).rewind("log")
         assert path.read_bytes() == damaged
+    path.unlink()
+    path.symlink_to(folder.path / "weights")
+    with rejects("not-a-file", str(path), of=CheckpointError):
+        again(folder).rewind("log")
+    (folder.path / "other").symlink_to(folder.path / "weights")
+    with rejects("not-a-file", str(folder.path / "other"), of=CheckpointError):
+        again(folder).rewind("other")
 
 
 def test_a_commit_reads_no_log_and_flushes_only_what_has_grown(
