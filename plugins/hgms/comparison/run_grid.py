@@ -19,8 +19,9 @@ from hgms.comparison.grid import Cell, Grid
 from hgms.config.as_table import plain
 from hgms.executors import Executor, Here, Local, cores, run_together, to_stderr
 from hgms.runs import RunFolder, ignore, undeclared_plugins
-from hgms.store import DiskError, FolderInUse, hold_lease, writing
+from hgms.store import DiskError, hold_lease, writing
 from hgms_core import ConfigError
+from hgms_core.errors import CheckpointError
 
 
 def run_grid(
@@ -82,7 +83,7 @@ def run_grid(
         states = [(cell, cell.state()[0]) for cell in cells]
         done = {cell.path for cell, state in states if state == "done"}
         for path in done - finished:
-            _remove_abandoned_lease(path)
+            _remove_leftovers(path)
         finished.update(done)
         waiting = [cell for cell, state in states if state in wanted]
         runs = runs_of(waiting, executions, files, here=isinstance(executor, Here))
@@ -97,11 +98,15 @@ def run_grid(
     return gather(grid, cells, planned, endings, finished)
 
 
-def _remove_abandoned_lease(folder: Path) -> None:
-    """Remove the lease of a process that was killed after its run had finished."""
-    if RunFolder(folder).in_use:
-        with contextlib.suppress(FolderInUse, DiskError), hold_lease(folder, patience=None):
-            pass
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the files of a process that was killed after its run had finished.
+
+    These are its lease and the state before the last one.
+    """
+    run = RunFolder(folder)
+    if run.in_use:
+        with contextlib.suppress(CheckpointError), hold_lease(folder, patience=None):
+            run.remove_old_states()
 
 
 def _ensure_writable(folder: Path) -> None:

@@ -29,8 +29,10 @@ def run(
     return compare("bowl", list(methods) or ["walk"], budget, seeds, out, **settings)
 
 
-def test_a_resumed_comparison_removes_the_lease_of_a_killed_process(tmp_path: Path) -> None:
-    """A process may be killed after the summary of a run, before it releases its lease."""
+def test_a_resumed_comparison_removes_the_files_of_a_killed_process(tmp_path: Path) -> None:
+    """A process may be killed after the summary of a run, before it removes the last state but one
+    and its lease.
+    """
     run(tmp_path, seeds=1)
     [config] = tmp_path.rglob("config.toml")
     code = f"""
@@ -42,8 +44,10 @@ with hold_lease(Path({str(config.parent)!r}), patience=None):
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert RunFolder(config.parent).in_use
+    files = sorted(config.parent.iterdir())
+    (config.parent / "checkpoint-1.safetensors").write_bytes(b"")
     assert run(tmp_path, seeds=1).complete
-    assert not RunFolder(config.parent).in_use
+    assert sorted(config.parent.iterdir()) == [path for path in files if path.name != ".lease"]
 
 
 def test_a_comparison_from_python(tmp_path: Path) -> None:
