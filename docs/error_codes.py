@@ -87,7 +87,9 @@ def _use(call: ast.Call, function: ast.AST, errors: set[str]) -> Use | None:
         code = getattr(argument, "value", None)
         if isinstance(code, str) and CODE.fullmatch(code):
             message = _text(_assigned(call.args[position + 1], function, call.lineno))
-            return Use(code, HELPERS.get(name, name), message, place)
+            classes = [item.value for item in call.keywords if helper and item.arg == "error"]
+            error = _text(classes[0]).strip("<>") if classes else HELPERS.get(name, name)
+            return Use(code, error, message, place)
     return None
 
 

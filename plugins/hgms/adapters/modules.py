@@ -407,7 +407,7 @@ def fields(
         "wrong-size",
         f"theta0 must have {data.size} entries, one weight per training row",
         f"create theta0 with {data.size} entries, or pass lower, too",
-        ("theta0",),
+        place=("theta0",),
     )
     kinds = {leaf.dtype for leaf in own.parameters() if leaf.is_floating_point()}
     coarsest = max(kinds, key=lambda kind: torch.finfo(kind).eps)
@@ -419,7 +419,7 @@ def fields(
             "wrong-result",
             f"loss returns {kind_of(losses)}, but must return a tensor",
             "return one loss per row, a tensor [B]",
-            ("loss",),
+            place=("loss",),
         )
         return losses
 
@@ -434,7 +434,7 @@ def fields(
             "call .squeeze(1)"
             if losses.shape == (len(index), 1)
             else 'use reduction="none", or pass lower(theta, model, batch) and theta0',
-            ("loss",),
+            place=("loss",),
         )
         return (theta[index].sigmoid() * losses).mean()
 
@@ -447,7 +447,7 @@ def fields(
         "wrong-type",
         f"loss must be a function of (model, batch), not a {type(loss).__name__}",
         "use lambda model, batch: cross_entropy(model(batch['0']), batch['1'], reduction='none')",
-        ("loss",),
+        place=("loss",),
     )
 
     def bind(training: bool, function: Function) -> Function:
@@ -493,7 +493,7 @@ def fields(
                     "changed-in-place",
                     f"evaluate changes the frozen parameter {name} in place, which the losses use",
                     "work on a copy: parameter.detach().clone()",
-                    ("evaluate",),
+                    place=("evaluate",),
                 )
             return metrics
 

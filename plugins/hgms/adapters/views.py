@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 import weakref
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import hgms.config
 from hgms.adapters.recurrent import without_fused
 from hgms.torch_errors import is_batch_of_one
 from hgms_core import Batch, ConfigError, Data, Key, Tree
@@ -36,20 +38,14 @@ _WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 The record is not part of a view, because the values of a view identify a problem.
 """
+require = functools.partial(hgms.config.require, place=("model",))
+"""Raise ConfigError unless a condition of the module is true."""
 CHUNK = 256
 CHUNKS = 32
 """Rows per batch, and maximum number of batches, for batch normalisation.
 
 An evaluation uses the statistics of these batches.
 """
-
-
-def require(
-    holds: bool, code: str, message: str, hint: str, place: tuple[str, ...] = ("model",)
-) -> None:
-    """Raise ConfigError unless a condition is true."""
-    if not holds:
-        raise ConfigError(code, message, place=place, hint=hint)
 
 
 def replica(model: nn.Module, others: Mapping[Any, nn.Parameter]) -> nn.Module:
@@ -198,7 +194,7 @@ class View(nn.Module):
             "missing-column",
             "dropout requires the column 'index' of the batch to draw its masks",
             "create the rows by Data.of, which adds it, or call model.eval()",
-            ("batch", "index"),
+            place=("batch", "index"),
         )
         shape = (
             output.shape

@@ -12,8 +12,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Key, Problem, Record, State, component, hookimpl
+from hgms.config import lowering, require
+from hgms_core import Cost, Key, Problem, Record, State, component, hookimpl
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import (
     at_least,
@@ -113,20 +113,20 @@ class Aioli(training.RoundsMethod):
     def init(self, problem: Problem, seed: int) -> State:
         sources = self.sources(problem)
         started = self.start(problem, seed, "sweeps")
-        if len(sources.names) < 2:
-            raise ConfigError(
-                "not-supported",
-                "method 'aioli' requires at least 2 sources, but the problem has one: "
-                f"{sources.names[0]!r}",
-                place=("problem", "sources"),
-            )
-        if self.focus <= 1 / len(sources.names):
-            raise ConfigError(
-                "out-of-range",
-                f"focus={self.focus:g} must be greater than 1/{len(sources.names)} for "
-                f"{len(sources.names)} sources",
-                place=("method", "focus"),
-            )
+        require(
+            len(sources.names) >= 2,
+            "not-supported",
+            "method 'aioli' requires at least 2 sources, but the problem has one: "
+            f"{sources.names[0]!r}",
+            place=("problem", "sources"),
+        )
+        require(
+            self.focus > 1 / len(sources.names),
+            "out-of-range",
+            f"focus={self.focus:g} must be greater than 1/{len(sources.names)} for "
+            f"{len(sources.names)} sources",
+            place=("method", "focus"),
+        )
         return {
             **started,
             "round": 0,

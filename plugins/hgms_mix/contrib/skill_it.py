@@ -13,7 +13,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering
+from hgms.config import lowering, require
 from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component, hookimpl
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import positive
@@ -132,13 +132,14 @@ class SkillIt(training.RoundsMethod):
         number = len(graph)
         if start.numel() == 0:
             start, spent = self.losses(problem, state["train"], state)
-            if not (start > 0).all():
-                raise NumericalError(
-                    "out-of-range",
-                    f"step {state['step'] + 1}: the validation losses at x0, {start.tolist()}, "
-                    "must be greater than 0: the graph of 'skill-it' divides by them",
-                    place=("problem", "f"),
-                )
+            require(
+                (start > 0).all(),
+                "out-of-range",
+                f"step {state['step'] + 1}: the validation losses at x0, {start.tolist()}, "
+                "must be greater than 0: the graph of 'skill-it' divides by them",
+                place=("problem", "f"),
+                error=NumericalError,
+            )
         alone = torch.zeros(len(sources.names), dtype=torch.float64)
         alone[number] = 1
         count = min(self.updates, self.graph_steps - at)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from hgms.config import require
 from hgms_core.errors import DataError, Place
 
 _BOX = r"\\(?:boxed|fbox)\b\s*(?:(\{(?:[^{}\\]|\\.|(?1))*+\})|([^\s{}\\]))"
@@ -143,10 +144,13 @@ def _plain(number: str) -> str:
 def gsm8k_gold(answer: str, place: Place) -> str:
     """Return the text after ``####`` in the answer of a GSM8K row."""
     head, mark, tail = answer.rpartition("####")
-    if not mark or not re.search(_NUMBER, tail):
-        raise DataError(
-            "wrong-row", f"the answer has no number after '####': {head[-40:]!r}", place=place
-        )
+    require(
+        mark and re.search(_NUMBER, tail),
+        "wrong-row",
+        f"the answer has no number after '####': {head[-40:]!r}",
+        place=place,
+        error=DataError,
+    )
     return _plain(tail.strip())
 
 

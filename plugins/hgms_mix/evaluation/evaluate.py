@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import attrs
 from attrs import field
 
+from hgms.config import require
 from hgms.store import Folder, json_digest, json_object
 from hgms_core import ConfigError, component
 from hgms_core.errors import CheckpointError, unknown_name
@@ -39,12 +40,12 @@ def _check_names(_self: object, attribute: Any, value: Iterable[str]) -> None:
 
 
 def _check_distinct(_self: object, _attribute: object, value: Sequence[str]) -> None:
-    if len(set(value)) < len(value):
-        raise ConfigError(
-            "wrong-value",
-            f"benchmarks={list(value)} contains a benchmark twice",
-            place=("benchmarks",),
-        )
+    require(
+        len(set(value)) == len(value),
+        "wrong-value",
+        f"benchmarks={list(value)} contains a benchmark twice",
+        place=("benchmarks",),
+    )
 
 
 @final
@@ -278,13 +279,14 @@ class Evaluate:
         ]
         answers = _answers(folder, "mt-bench")
         missing = sum((question.id, turn) not in answers for question, turn in turns)
-        if missing:
-            raise CheckpointError(
-                "too-few-rows",
-                f"{missing} of {len(turns)} responses to mt-bench are missing",
-                place=(str(folder),),
-                hint="generate them first",
-            )
+        require(
+            not missing,
+            "too-few-rows",
+            f"{missing} of {len(turns)} responses to mt-bench are missing",
+            place=(str(folder),),
+            hint="generate them first",
+            error=CheckpointError,
+        )
         prompts = questions.judge_prompts(place)
         requests = []
         for question, turn in turns:
@@ -322,13 +324,14 @@ def _record_questions(folder: Folder, digests: Mapping[str, str]) -> None:
     recorded = facts.get("questions", {})
     for name, digest in digests.items():
         is_new = not (folder.path / f"{name}.answers.jsonl").exists()
-        if recorded.get(name, digest if is_new else None) != digest:
-            raise CheckpointError(
-                "data-changed",
-                f"the responses to {name} in the folder are from other or unrecorded questions",
-                place=(str(folder.path),),
-                hint="evaluate into another folder, or restore the questions",
-            )
+        require(
+            recorded.get(name, digest if is_new else None) == digest,
+            "data-changed",
+            f"the responses to {name} in the folder are from other or unrecorded questions",
+            place=(str(folder.path),),
+            hint="evaluate into another folder, or restore the questions",
+            error=CheckpointError,
+        )
     folder.commit([], facts={**facts, "questions": {**recorded, **digests}})
 
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from attrs import frozen
 
+from hgms.config import require
 from hgms.store import Digest
-from hgms_core import ConfigError, HgmsError
+from hgms_core import HgmsError
 from hgms_core.errors import Place
 
 if TYPE_CHECKING:
@@ -125,12 +126,12 @@ def prompt_cap(
     room = (
         max_prompt_tokens if positions is None else min(max_prompt_tokens, positions - new_tokens)
     )
-    if room < 1:
-        raise ConfigError(
-            "out-of-range",
-            f"{setting[-1]}={new_tokens} must be less than the {positions} positions of the model",
-            place=setting,
-        )
+    require(
+        room >= 1,
+        "out-of-range",
+        f"{setting[-1]}={new_tokens} must be less than the {positions} positions of the model",
+        place=setting,
+    )
     return room
 
 
@@ -219,14 +220,14 @@ def _batch(
 def _halve(rows: int, new: int, longest: int, report: Callable[[str], None]) -> int:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if rows == 1:
-        raise HgmsError(
-            "out-of-memory",
-            f"memory is insufficient for one prompt of {longest} tokens and {new} new tokens",
-            place=("evaluate",),
-            hint="decrease max_prompt_tokens or max_new_tokens, or load the model in a smaller "
-            "dtype",
-        )
+    require(
+        rows > 1,
+        "out-of-memory",
+        f"memory is insufficient for one prompt of {longest} tokens and {new} new tokens",
+        place=("evaluate",),
+        hint="decrease max_prompt_tokens or max_new_tokens, or load the model in a smaller dtype",
+        error=HgmsError,
+    )
     report(
         f"out of memory with {rows} prompts at once: continuing with {rows // 2} "
         "(evaluate.batch_size)"

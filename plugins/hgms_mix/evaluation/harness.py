@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 import attrs
 from attrs import field
 
+from hgms.config import require
 from hgms.packages import optional_module
 from hgms.store import Folder, file_digest
-from hgms_core import ConfigError, component
+from hgms_core import component
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.evaluation import questions, records, scores
 from hgms_mix.evaluation.generate import own_stops, prompt_cap, without_own_settings
@@ -126,13 +127,13 @@ class LmEval:
             is required and the tokenizer has none.
         """
         prompt_cap(model, 1, self.max_new_tokens, (*PLACE, "max_new_tokens"))
-        if self.chat_template and tokenizer.chat_template is None:
-            raise ConfigError(
-                "not-supported",
-                "chat_template=True requires a chat template, but the tokenizer has none",
-                place=(*PLACE, "chat_template"),
-                hint="set chat_template = false",
-            )
+        require(
+            not self.chat_template or tokenizer.chat_template is not None,
+            "not-supported",
+            "chat_template=True requires a chat template, but the tokenizer has none",
+            place=(*PLACE, "chat_template"),
+            hint="set chat_template = false",
+        )
         facts = answers.manifest().facts
         stored = dict(facts.get("lm_eval", {}))
         common = {

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
+from hgms.config import require
 from hgms.packages import optional_module
 from hgms.store import json_digest
 from hgms_core import ConfigError
@@ -25,15 +26,15 @@ _LOOSE = re.compile(r"\[(\d+\.?\d*)\]")
 
 
 def _endpoint(_judge: object, _attribute: object, value: str) -> None:
-    if _ADDRESS.fullmatch(value) is None:
-        # without the value: it may contain a password
-        raise ConfigError(
-            "wrong-value",
-            "base_url must be an address such as 'http://localhost:8000/v1', without a user or "
-            "password, because it is stored with every rating",
-            place=("base_url",),
-            hint="use api_key_env for a key",
-        )
+    # without the value: it may contain a password
+    require(
+        _ADDRESS.fullmatch(value) is not None,
+        "wrong-value",
+        "base_url must be an address such as 'http://localhost:8000/v1', without a user or "
+        "password, because it is stored with every rating",
+        place=("base_url",),
+        hint="use api_key_env for a key",
+    )
 
 
 @final

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from hgms import store
-from hgms.config import expand
+from hgms.config import expand, require
 from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold
@@ -61,27 +61,36 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
     if named is None:
         return data_path(PLACES[benchmark], option)
     path = expand(named, option)
-    if not path.exists():
-        # report the unexpanded path, so that the message does not contain values of variables
-        raise DataError(
-            "missing-file", f"the path of {benchmark} does not exist", place=(*option, named)
-        )
+    # report the unexpanded path, so that the message does not contain values of variables
+    require(
+        path.exists(),
+        "missing-file",
+        f"the path of {benchmark} does not exist",
+        place=(*option, named),
+        error=DataError,
+    )
     return path
 
 
 def data_path(file: str, option: Place) -> Path:
     """Return the path of a file below $HGMS_DATA; ``option`` is its place in errors."""
-    if "HGMS_DATA" not in os.environ:
-        raise DataError(
-            "missing-variable",
-            f"the path of {file} is unknown, because HGMS_DATA is not set",
-            place=option,
-            hint=f"set HGMS_DATA to the folder that contains {file}, or set the path of a "
-            "benchmark in the table [evaluate.paths]",
-        )
+    require(
+        "HGMS_DATA" in os.environ,
+        "missing-variable",
+        f"the path of {file} is unknown, because HGMS_DATA is not set",
+        place=option,
+        hint=f"set HGMS_DATA to the folder that contains {file}, or set the path of a "
+        "benchmark in the table [evaluate.paths]",
+        error=DataError,
+    )
     path = Path(os.environ["HGMS_DATA"], file)
-    if not path.exists():
-        raise DataError("missing-file", f"{file} does not exist below HGMS_DATA", place=option)
+    require(
+        path.exists(),
+        "missing-file",
+        f"{file} does not exist below HGMS_DATA",
+        place=option,
+        error=DataError,
+    )
     return path
 
 
@@ -103,8 +112,9 @@ def load(benchmark: Benchmark, path: Path, limit: int | None = None) -> tuple[li
         rows, digest = rows_of(path)
         read = _gsm8k if benchmark == "gsm8k" else _math
         questions = [Question(number, *read(row, line)) for number, (line, row) in enumerate(rows)]
-    if not questions:
-        raise DataError("no-rows", "the file contains no questions", place=(str(path),))
+    require(
+        questions, "no-rows", "the file contains no questions", place=(str(path),), error=DataError
+    )
     return questions[:limit], digest
 
 
@@ -123,10 +133,13 @@ def judge_prompts(folder: Path) -> dict[str, JudgePrompt]:
         "single-math-v1",
         "single-math-v1-multi-turn",
     ):
-        if name not in prompts:
-            raise DataError(
-                "wrong-format", f"the prompt {name!r} is missing in the file", place=(str(path),)
-            )
+        require(
+            name in prompts,
+            "wrong-format",
+            f"the prompt {name!r} is missing in the file",
+            place=(str(path),),
+            error=DataError,
+        )
     return prompts
 
 
@@ -154,23 +167,25 @@ def _mt_bench(folder: Path) -> tuple[list[Question], str]:
             ) from None
     questions = []
     for line, row in rows:
-        turns = row.get("turns")
+        turns: Any = row.get("turns")
         category = _text(row, "category", line)
-        key = row.get("question_id")
-        if not isinstance(key, int) or not isinstance(turns, list) or not turns or len(turns) > 2:
-            raise DataError(
-                "wrong-row",
-                "the row must have a whole number question_id and one or two turns",
-                place=line,
-            )
+        key: Any = row.get("question_id")
+        require(
+            isinstance(key, int) and isinstance(turns, list) and turns and len(turns) <= 2,
+            "wrong-row",
+            "the row must have a whole number question_id and one or two turns",
+            place=line,
+            error=DataError,
+        )
         reference = references.get(key, ()) if category in REFERENCES else ()
-        if category in REFERENCES and len(reference) < len(turns):
-            raise DataError(
-                "wrong-row",
-                f"question {key} ({category}) has {len(turns)} turns, but {len(reference)} "
-                "reference answers",
-                place=line,
-            )
+        require(
+            category not in REFERENCES or len(reference) >= len(turns),
+            "wrong-row",
+            f"question {key} ({category}) has {len(turns)} turns, but {len(reference)} "
+            "reference answers",
+            place=line,
+            error=DataError,
+        )
         questions.append(Question(key, tuple(turns), category=category, references=reference))
     return questions, store.digest(digest, other)
 
@@ -196,18 +211,24 @@ def rows_of(path: Path) -> tuple[list[tuple[Place, dict[str, Any]]], str]:
             raise DataError(
                 "wrong-row", f"the row is not valid JSON: {first_line(error)}", place=line
             ) from None
-        if not isinstance(row, dict):
-            raise DataError(
-                "wrong-row",
-                f"the row must be a JSON object, but is a {type(row).__name__}",
-                place=line,
-            )
+        require(
+            isinstance(row, dict),
+            "wrong-row",
+            f"the row must be a JSON object, but is a {type(row).__name__}",
+            place=line,
+            error=DataError,
+        )
         rows.append((line, row))
     return rows, store.digest(text)
 
 
 def _text(row: Mapping[str, Any], key: str, line: Place) -> str:
-    if not isinstance(row.get(key), str):
-        raise DataError("wrong-row", f"the field {key!r} has no text", place=line)
+    require(
+        isinstance(row.get(key), str),
+        "wrong-row",
+        f"the field {key!r} has no text",
+        place=line,
+        error=DataError,
+    )
     value: str = row[key]
     return value

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from hgms_core import ConfigError
+from hgms.config import require
 from hgms_mix.evaluation.answers import extract
 from hgms_mix.evaluation.judge import Request
 from hgms_mix.evaluation.questions import Benchmark, Question
@@ -68,10 +68,12 @@ def bootstrap(
     from scipy import stats
 
     values = np.asarray(scores, dtype=np.float64)
-    if not len(values):
-        raise ConfigError(
-            "no-rows", "scores is empty, but must have at least one score", place=("scores",)
-        )
+    require(
+        len(values),
+        "no-rows",
+        "scores is empty, but must have at least one score",
+        place=("scores",),
+    )
     if np.ptp(values) == 0:
         return Range(float(values[0]), float(values[0]))
     interval = stats.bootstrap(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from hgms.config import require
 from hgms.store import DiskError, replace_file
-from hgms_core import ConfigError
 from hgms_mix.exchange import trl
 from hgms_mix.exchange.sample import Sampled
 
@@ -24,13 +24,13 @@ def export(sample: Sampled, folder: Path) -> None:
     DiskError
         If it cannot be written.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(
-            "file-exists",
-            "the folder exists and is not empty",
-            place=(str(folder),),
-            hint="use another --out, or remove the folder",
-        )
+    require(
+        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        "file-exists",
+        "the folder exists and is not empty",
+        place=(str(folder),),
+        hint="use another --out, or remove the folder",
+    )
     folder = folder.resolve()
     part = folder.with_name(f".{folder.name}.part")
     try:

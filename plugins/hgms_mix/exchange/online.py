@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from hgms.config import require
 from hgms.integrations import move_batch, preserve_state
 from hgms.runs import load_state, save_state
-from hgms_core import ConfigError, HgmsError, Key, OuterOptimizer, State
+from hgms_core import HgmsError, Key, OuterOptimizer, State
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
@@ -141,16 +142,14 @@ class MixtureCallback(TrainerCallback):
         seed: int = 0,
         loss: Loss | None = None,
     ) -> None:
-        if len(sources) < 2 or any(
-            not isinstance(count, int) or count < 1 for count in sources.values()
-        ):
-            raise ConfigError(
-                "wrong-value",
-                f"sources={dict(sources)} must give the numbers of rows of at least two sources",
-                place=("sources",),
-            )
-        if every < 1:
-            raise ConfigError("out-of-range", f"every={every} must be at least 1", place=("every",))
+        require(
+            len(sources) >= 2
+            and all(isinstance(count, int) and count >= 1 for count in sources.values()),
+            "wrong-value",
+            f"sources={dict(sources)} must give the numbers of rows of at least two sources",
+            place=("sources",),
+        )
+        require(every >= 1, "out-of-range", f"every={every} must be at least 1", place=("every",))
         self.outer = outer
         self.rule = rule or Alignment()
         self.every = every
@@ -190,23 +189,23 @@ class MixtureCallback(TrainerCallback):
         rows = trainer.train_dataset
         validation = trainer.eval_dataset if validation is None else validation
         total = sum(self.plan.sizes)
-        if isinstance(rows, MixedRows) or not _is_indexed(rows) or len(rows) != total:
-            raise ConfigError(
-                "wrong-rows",
-                f"train_dataset of type {type(rows).__name__} must have the {total} rows of "
-                f"sources={self._sizes} by number, and no other mixture",
-                place=("trainer", "train_dataset"),
-                hint="concatenate the rows of the sources in this order, without packing, in a new "
-                "trainer",
-            )
-        if self.rule.upper and not (_is_indexed(validation) and len(validation)):
-            raise ConfigError(
-                "no-rows",
-                f"rule={self.rule.name!r} requires validation rows by number, but there are none",
-                place=("validation",),
-                hint="call attach(trainer, validation=...), or set eval_dataset of the trainer, "
-                "with rows by number",
-            )
+        require(
+            not isinstance(rows, MixedRows) and _is_indexed(rows) and len(rows) == total,
+            "wrong-rows",
+            f"train_dataset of type {type(rows).__name__} must have the {total} rows of "
+            f"sources={self._sizes} by number, and no other mixture",
+            place=("trainer", "train_dataset"),
+            hint="concatenate the rows of the sources in this order, without packing, in a new "
+            "trainer",
+        )
+        require(
+            not self.rule.upper or (_is_indexed(validation) and len(validation)),
+            "no-rows",
+            f"rule={self.rule.name!r} requires validation rows by number, but there are none",
+            place=("validation",),
+            hint="call attach(trainer, validation=...), or set eval_dataset of the trainer, "
+            "with rows by number",
+        )
         self._check_arguments(trainer.args)
         self._trainer = trainer
         self._validation = validation
@@ -219,13 +218,13 @@ class MixtureCallback(TrainerCallback):
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._trainer is None:
-            raise ConfigError(
-                "not-attached",
-                "the callback is not attached to the trainer",
-                place=("trainer",),
-                hint="call callback.attach(trainer) instead of trainer.add_callback(callback)",
-            )
+        require(
+            self._trainer is not None,
+            "not-attached",
+            "the callback is not attached to the trainer",
+            place=("trainer",),
+            hint="call callback.attach(trainer) instead of trainer.add_callback(callback)",
+        )
         self._check_arguments(args)
         if state.global_step > 0 and not self._loaded:
             self.load(Path(args.output_dir) / f"checkpoint-{state.global_step}")
@@ -282,23 +281,24 @@ class MixtureCallback(TrainerCallback):
         The next resumed training starts with it.
         """
         path = Path(folder) / FILE
-        if not path.is_file():
-            raise CheckpointError(
-                "missing-file",
-                "the checkpoint has no mixture, so the training cannot resume",
-                place=(str(path),),
-                hint="call callback.load with the folder of this file, or start the training again",
-            )
+        require(
+            path.is_file(),
+            "missing-file",
+            "the checkpoint has no mixture, so the training cannot resume",
+            place=(str(path),),
+            hint="call callback.load with the folder of this file, or start the training again",
+            error=CheckpointError,
+        )
         state = load_state(path)
         theirs = state["sources"], state["seed"], list(state["memory"])
         mine = self._sizes, self.key.seed, list(self.outer.init({"logits": self.theta}))
-        if theirs != mine or list(state["sources"]) != list(self._sizes):
-            raise CheckpointError(
-                "other-settings",
-                f"the file has sources, seed and outer optimiser {theirs}, but the callback has "
-                f"{mine}",
-                place=(str(path),),
-            )
+        require(
+            theirs == mine and list(state["sources"]) == list(self._sizes),
+            "other-settings",
+            f"the file has sources, seed and outer optimiser {theirs}, but the callback has {mine}",
+            place=(str(path),),
+            error=CheckpointError,
+        )
         self.theta = state["theta"]
         self._memory = state["memory"]
         self.records[:] = [dict(row) for row in state["records"]]
@@ -378,13 +378,13 @@ class MixtureCallback(TrainerCallback):
         place = (
             passed * epoch + (within * args.gradient_accumulation_steps + 1) * args.train_batch_size
         )
-        if self.rows.furthest >= place:
-            raise ConfigError(
-                "not-supported",
-                f"the data loader has read row {self.rows.furthest}, but must read at most one "
-                f"batch ahead (row {place - 1}), so that a resumed training is the same",
-                place=("train_dataloader",),
-            )
+        require(
+            self.rows.furthest < place,
+            "not-supported",
+            f"the data loader has read row {self.rows.furthest}, but must read at most one "
+            f"batch ahead (row {place - 1}), so that a resumed training is the same",
+            place=("train_dataloader",),
+        )
         return int(place)
 
     def _check_arguments(self, args: Any) -> None:
@@ -421,13 +421,13 @@ class MixtureCallback(TrainerCallback):
             ),
         )
         for wrong, name, why, hint in faults:
-            if wrong:
-                raise ConfigError(
-                    "not-supported",
-                    f"{name}={getattr(args, name)!r} is not supported by MixtureCallback: {why}",
-                    place=("args", name),
-                    hint=hint,
-                )
+            require(
+                not wrong,
+                "not-supported",
+                f"{name}={getattr(args, name)!r} is not supported by MixtureCallback: {why}",
+                place=("args", name),
+                hint=hint,
+            )
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from attrs import field
 from attrs import frozen as plain_frozen
 from torch import Tensor, nn
 
-from hgms_core import ConfigError, component
+from hgms.config import require
+from hgms_core import component
 from hgms_core.validators import at_least
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -120,13 +121,13 @@ class Losses:
     upper: ClassVar[int] = 0
 
     def check(self, names: Sequence[str]) -> None:
-        if self.reference and set(self.reference) != set(names):
-            raise ConfigError(
-                "wrong-value",
-                f"reference has losses of {', '.join(self.reference)}, but the sources are "
-                f"{', '.join(names)}",
-                place=("reference",),
-            )
+        require(
+            not self.reference or set(self.reference) == set(names),
+            "wrong-value",
+            f"reference has losses of {', '.join(self.reference)}, but the sources are "
+            f"{', '.join(names)}",
+            place=("reference",),
+        )
 
     def scores(
         self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any

@@ -13,8 +13,8 @@ from typing import Any, final
 
 from attrs import field, frozen
 
+from hgms.config import require
 from hgms.store import Folder, read_manifest
-from hgms_core import ConfigError
 from hgms_mix.stages import MixConfig, fingerprint, load, mix_path, read_rows
 
 Row = Mapping[str, Any]
@@ -133,13 +133,13 @@ def load_sample(
         If it is damaged.
     """
     folder = place if place.is_dir() else None
-    if folder is not None and not (folder / "mix.toml").is_file():
-        raise ConfigError(
-            "missing-file",
-            "the folder is not a folder of hgms mix, because it has no mix.toml",
-            place=(str(folder),),
-            hint="use the folder that contains sample-…/, or the mix file",
-        )
+    require(
+        folder is None or (folder / "mix.toml").is_file(),
+        "missing-file",
+        "the folder is not a folder of hgms mix, because it has no mix.toml",
+        place=(str(folder),),
+        hint="use the folder that contains sample-…/, or the mix file",
+    )
     file = place if folder is None else folder / "mix.toml"
     config = load(file, sets, seed=seed, out=out, method=method, scale=scale, registry=registry)
     folder = folder or mix_path(config)
@@ -185,21 +185,21 @@ def _finished_sample(folder: Path, config: MixConfig, how: str) -> Folder:
         for path in folder.glob("sample-*")
         if (manifest := read_manifest(path)) is not None and manifest.status == "done"
     ]
-    if not found:
-        raise ConfigError(
-            "missing-file",
-            "the folder contains no finished sample",
-            place=(str(folder),),
-            hint=f"draw it first: {how}",
-        )
+    require(
+        found,
+        "missing-file",
+        "the folder contains no finished sample",
+        place=(str(folder),),
+        hint=f"draw it first: {how}",
+    )
     settings = json.loads(json.dumps(fingerprint(config.sample)))
     same = [each for each in found if each[2].facts["inputs"]["sample"] == settings]
-    if not same:
-        raise ConfigError(
-            "other-settings",
-            "the samples were drawn with other settings than those of the mix file",
-            place=(str(folder),),
-            hint=f"draw it again: {how}",
-        )
+    require(
+        same,
+        "other-settings",
+        "the samples were drawn with other settings than those of the mix file",
+        place=(str(folder),),
+        hint=f"draw it again: {how}",
+    )
     _, path, manifest = max(same, key=lambda each: each[0])
     return Folder(path, manifest.key)

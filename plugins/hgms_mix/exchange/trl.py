@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms.config import expand
+from hgms.config import expand, require
 from hgms.store import replace_file
-from hgms_core import ConfigError
 from hgms_mix.exchange.sample import Part, Sampled, is_learned
 
 COMMAND = "trl sft --config sft.yaml"
@@ -122,14 +121,14 @@ def _adapter(sample: Sampled) -> dict[str, Any]:
     lora = sample.adapter
     if lora is None:
         return {}
-    if lora.alpha != int(lora.alpha):
-        raise ConfigError(
-            "not-supported",
-            f"alpha={lora.alpha:g} must be a whole number for TRL",
-            place=("adapter", "alpha"),
-            hint="set finetune.adapter to an adapter with a whole alpha; the drawn rows do not "
-            "depend on it",
-        )
+    require(
+        lora.alpha == int(lora.alpha),
+        "not-supported",
+        f"alpha={lora.alpha:g} must be a whole number for TRL",
+        place=("adapter", "alpha"),
+        hint="set finetune.adapter to an adapter with a whole alpha; the drawn rows do not "
+        "depend on it",
+    )
     # The type of the frozen base, which trl otherwise loads in float32.
     dtype = {} if sample.model.dtype == "auto" else {"dtype": sample.model.dtype}
     targets = {} if lora.targets is None else {"lora_target_modules": list(lora.targets)}

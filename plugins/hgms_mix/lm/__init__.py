@@ -16,9 +16,10 @@ from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolate
 from hgms_mix.lm.losses import Batches, token_loss
 from hgms_mix.lm.models import BaseModel, positions_of
-from hgms_mix.lm.overlaps import overlap_warning, overlaps
+from hgms_mix.lm.overlaps import overlap_warning
 from hgms_mix.lm.phased_methods import MixtureMethod, PhasedMethod, RowSelection, TrainedMethod
 from hgms_mix.lm.ranking import (
+    AdamWSettings,
     Phase,
     adamw,
     adamw_moved,
@@ -32,10 +33,10 @@ from hgms_mix.lm.ranking import (
     focused_mixtures,
     highest,
     optional_count,
+    prior_shares,
     set_losses,
     some_share,
     source_counts,
-    source_sizes,
     sources_of,
     upper_gradient,
 )
@@ -49,6 +50,7 @@ from hgms_mix.lm.tokens import prompt_tokens, stop_tokens, token_table
 
 __all__ = [
     "ROLES",
+    "AdamWSettings",
     "BaseModel",
     "Batches",
     "Example",
@@ -82,13 +84,12 @@ __all__ = [
     "mixture_shares",
     "optional_count",
     "overlap_warning",
-    "overlaps",
     "positions_of",
+    "prior_shares",
     "prompt_tokens",
     "set_losses",
     "some_share",
     "source_counts",
-    "source_sizes",
     "sources_of",
     "stop_tokens",
     "template_for",

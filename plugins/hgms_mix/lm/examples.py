@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from hgms.config import require
 from hgms.store import digest, file_digest
 from hgms_core import Key
 from hgms_core.errors import DataError, Place
@@ -73,13 +74,14 @@ def open_rows(
         first.append(record)
         if not isinstance(row := parse(record[1], source.fields), BadRow):
             whole.append(row)
-    if not first:
-        raise DataError(
-            "no-rows",
-            f"{source.where} has no rows",
-            place=(*where, source.origin),
-            hint="replace the file, or remove the source",
-        )
+    require(
+        first,
+        "no-rows",
+        f"{source.where} has no rows",
+        place=(*where, source.origin),
+        hint="replace the file, or remove the source",
+        error=DataError,
+    )
     form = (
         FORMATS[source.format]
         if source.format != "auto"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hgms.config import expand
+from hgms.config import expand, require
 from hgms.packages import optional_module
 from hgms_core.errors import DataError, Place, closest
 from hgms_core.torch_errors import first_line
@@ -187,13 +187,14 @@ def _object(row: Any) -> Row | BadRow:
 
 def _array(name: str, at: Place, data: bytes) -> Rows:
     value = _load_json(data)
-    if isinstance(value, BadRow):
-        raise DataError(
-            "wrong-format",
-            f"{name} cannot be read: {value}",
-            place=at,
-            hint="correct it, or use JSON lines in UTF-8, where max_bad_rows skips bad rows",
-        )
+    require(
+        not isinstance(value, BadRow),
+        "wrong-format",
+        f"{name} cannot be read: {value}",
+        place=at,
+        hint="correct it, or use JSON lines in UTF-8, where max_bad_rows skips bad rows",
+        error=DataError,
+    )
     for number, row in enumerate(value):
         yield f"row {number}", _object(row)
 

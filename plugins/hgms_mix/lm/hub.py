@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hgms.config import expand
+from hgms.config import expand, require
 from hgms.packages import optional_module
 from hgms_core import ConfigError
 from hgms_core.errors import Place
@@ -51,14 +51,14 @@ def may_run_code(in_file: bool, spec: str | None) -> bool:
     ConfigError
         If only the configuration consents.
     """
-    if in_file and os.environ.get("HGMS_TRUST_REMOTE_CODE") != "1":
-        raise ConfigError(
-            "untrusted-code",
-            f"trust_remote_code = true runs the Python code of {spec!r}, but the command does not "
-            "allow it",
-            place=("task", "model", "trust_remote_code"),
-            hint="read that code first; then add --trust-remote-code to the command",
-        )
+    require(
+        not in_file or os.environ.get("HGMS_TRUST_REMOTE_CODE") == "1",
+        "untrusted-code",
+        f"trust_remote_code = true runs the Python code of {spec!r}, but the command does not "
+        "allow it",
+        place=("task", "model", "trust_remote_code"),
+        hint="read that code first; then add --trust-remote-code to the command",
+    )
     return in_file
 
 

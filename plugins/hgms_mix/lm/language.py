@@ -11,10 +11,11 @@ from attrs import Factory, define
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hgms_core import ConfigError, Key, Tree
+from hgms.config import require
+from hgms_core import Key, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recompute
-from hgms_mix.lm.passes import equal_parts, needed_lengths, passes, start_tokens
+from hgms_mix.lm.passes import needed_lengths, passes, start_tokens
 from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, first_derivative_only
 
 LOGITS = 2**26
@@ -90,42 +91,27 @@ class LanguageModel:
         The shape is ``[B]``, or ``[N, B]`` for stacked adapters.
         """
         count = mask[..., 1:].sum(-1)
-        batch = tokens.shape[-2]
+        *lead, batch, width = tokens.shape
         if seeds is not None or _is_transformed():
-            return self._full_width(x, tokens, mask, seeds), count
-        lengths = needed_lengths(mask)
-        order, cut = (
-            passes(lengths, self.start_tokens, self.rows)
-            if self.parts is None
-            else equal_parts(lengths, self.rows)
-        )
-        by_length = order.unsqueeze(-1).expand_as(tokens)
-        tokens = tokens.gather(-2, by_length)
-        mask = mask.gather(-2, by_length)
+            step = self.rows or batch
+            cut = [(first, min(first + step, batch), width) for first in range(0, batch, step)]
+            back = None
+        else:
+            lengths = needed_lengths(mask)
+            order, cut = passes(lengths, self.start_tokens, self.rows, equal=self.parts is not None)
+            by_length = order.unsqueeze(-1).expand_as(tokens)
+            tokens, mask = (leaf.gather(-2, by_length) for leaf in (tokens, mask))
+            back = order.argsort(dim=-1)
         parts = []
         for first, last, width in cut:
             part, marked = (
                 leaf[..., first:last, :width].reshape(-1, width) for leaf in (tokens, mask)
             )
-            losses = self._pass(x, part, marked, again=(self.rows or batch) < batch)
-            parts.append(losses.reshape(*order.shape[:-1], -1))
-        return torch.cat(parts, dim=-1).gather(-1, order.argsort(dim=-1)), count
-
-    def _full_width(
-        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None
-    ) -> Tensor:
-        lead = tokens.shape[:-1]
-        length = tokens.shape[-1]
-        parts = []
-        batch = lead[-1]
-        step = self.rows or batch
-        for first in range(0, batch, step):
-            cut = (..., slice(first, min(first + step, batch)), slice(None))
-            part, marked = (leaf[cut].reshape(-1, length) for leaf in (tokens, mask))
             own = None if seeds is None else tuple(seed + first for seed in seeds)
-            losses = self._pass(x, part, marked, own, again=step < batch)
-            parts.append(losses.reshape(*lead[:-1], -1))
-        return torch.cat(parts, dim=-1)
+            losses = self._pass(x, part, marked, own, again=(self.rows or batch) < batch)
+            parts.append(losses.reshape(*lead, -1))
+        losses = torch.cat(parts, dim=-1)
+        return losses if back is None else losses.gather(-1, back), count
 
     def _pass(
         self,
@@ -163,18 +149,18 @@ class LanguageModel:
         """Compute ``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
         if self.parts is not None and _is_transformed():
             raise FIRST_ORDER.at()
-        if self.quantised and _is_transformed():
-            # The kernels of quantised weights drop tangents without an error: the derivative would
-            # be 0.
-            raise ConfigError(
-                "no-second-derivative",
-                "a quantised base has no second derivative in forward mode or under torch.func",
-                place=("task", "model", "quantize"),
-                hint="use a hypergradient of first order: through-step with derivative = "
-                "'difference', carried, one-step with derivative = 'difference', or implicit with "
-                "strategy = 'difference'\n"
-                "or remove quantize",
-            )
+        # The kernels of quantised weights drop tangents without an error: the derivative would
+        # be 0.
+        require(
+            not self.quantised or not _is_transformed(),
+            "no-second-derivative",
+            "a quantised base has no second derivative in forward mode or under torch.func",
+            place=("task", "model", "quantize"),
+            hint="use a hypergradient of first order: through-step with derivative = "
+            "'difference', carried, one-step with derivative = 'difference', or implicit with "
+            "strategy = 'difference'\n"
+            "or remove quantize",
+        )
         self._count(x, tokens)
         # Under vmap and jvp the fused attention kernels run row by row, or fail.
         with twice_differentiable_attention() if _is_transformed() else contextlib.nullcontext():

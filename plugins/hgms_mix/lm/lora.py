@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from hgms.config import require
 from hgms_core import ConfigError, Key, Tree, component
 from hgms_core.validators import at_least, less_than, positive
 from hgms_mix.lm.hub import transformers_quietly
@@ -101,13 +102,13 @@ class Lora:
                 hint=f"available: {known}, {ALL_LINEAR}",
             )
         chosen = {name for names in found.values() for name in names}
-        if not chosen <= set(inner):
-            raise ConfigError(
-                "not-supported",
-                f"targets={targets} include the output embedding, which cannot have an adapter",
-                place=TARGETS,
-                hint="remove it from task.adapter.targets",
-            )
+        require(
+            chosen <= set(inner),
+            "not-supported",
+            f"targets={targets} include the output embedding, which cannot have an adapter",
+            place=TARGETS,
+            hint="remove it from task.adapter.targets",
+        )
         return [name for name in linear if name in chosen]
 
     def peft_config(self, model: nn.Module) -> Any:
@@ -131,13 +132,13 @@ def _usual_targets(model: Any, known: str) -> tuple[str, ...]:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as usual
 
     kind = model.config.model_type
-    if kind not in usual:
-        raise ConfigError(
-            "missing-option",
-            f"adapters for a model of type {kind!r} require targets: it has no default",
-            place=TARGETS,
-            hint=f'set task.adapter.targets = ["{ALL_LINEAR}"], or some of: {known}',
-        )
+    require(
+        kind in usual,
+        "missing-option",
+        f"adapters for a model of type {kind!r} require targets: it has no default",
+        place=TARGETS,
+        hint=f'set task.adapter.targets = ["{ALL_LINEAR}"], or some of: {known}',
+    )
     return tuple(usual[kind])
 
 

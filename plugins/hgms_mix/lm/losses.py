@@ -10,7 +10,8 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from hgms_core import Batch, ConfigError, Data, Key, Tree
+from hgms.config import require
+from hgms_core import Batch, Data, Key, Tree
 from hgms_core.capabilities import (
     Capabilities,
     GivesRepresentations,
@@ -86,14 +87,14 @@ class Rows:
             or not self.model.adapters.spec.dropout
         ):
             return None
-        if torch._C._functorch.is_batchedtensor(batch["seed"]):
-            raise ConfigError(
-                "not-supported",
-                f"dropout={self.model.adapters.spec.dropout:g} is not supported under vmap: the "
-                "loss is wrapped, for example by a tilt",
-                place=("task", "adapter", "dropout"),
-                hint='set dropout = 0, or mode = "loop" in the generator',
-            )
+        require(
+            not torch._C._functorch.is_batchedtensor(batch["seed"]),
+            "not-supported",
+            f"dropout={self.model.adapters.spec.dropout:g} is not supported under vmap: the "
+            "loss is wrapped, for example by a tilt",
+            place=("task", "adapter", "dropout"),
+            hint='set dropout = 0, or mode = "loop" in the generator',
+        )
         return tuple(int(seed) for seed in batch["seed"].reshape(-1))
 
 

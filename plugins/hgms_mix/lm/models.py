@@ -10,7 +10,7 @@ import torch
 from attrs import field
 from torch import nn
 
-from hgms.config import expand
+from hgms.config import expand, require
 from hgms.packages import optional_module
 from hgms.store import file_digest, json_digest
 from hgms_core import ConfigError, HgmsError, Key, component
@@ -83,44 +83,44 @@ class BaseModel:
     trust_remote_code: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if self.shard and self.quantize is not None:
-            raise ConfigError(
-                "conflicting-options",
-                f"shard = true and quantize={self.quantize!r} exclude each other",
-                place=("shard",),
-                hint="remove one of them",
-            )
+        require(
+            not self.shard or self.quantize is None,
+            "conflicting-options",
+            f"shard = true and quantize={self.quantize!r} exclude each other",
+            place=("shard",),
+            hint="remove one of them",
+        )
         either = "set path to a folder or a name on the Hub, or config to an architecture to build"
-        if self.path is not None and self.config is not None:
-            raise ConfigError(
-                "conflicting-options",
-                f"path={self.path!r} and config exclude each other",
+        require(
+            self.path is None or self.config is None,
+            "conflicting-options",
+            f"path={self.path!r} and config exclude each other",
+            place=("path",),
+            hint=either,
+        )
+        if self.config is None:
+            require(
+                self.path is not None,
+                "missing-option",
+                "a model requires a path or a config",
                 place=("path",),
                 hint=either,
             )
-        if self.config is None:
-            if self.path is None:
-                raise ConfigError(
-                    "missing-option",
-                    "a model requires a path or a config",
-                    place=("path",),
-                    hint=either,
-                )
             return
-        if "model_type" not in self.config:
-            raise ConfigError(
-                "missing-option",
-                "config requires a model_type",
-                place=("config", "model_type"),
-                hint='set it to "gpt2", "llama", "qwen2" or "gemma2", for example',
-            )
-        if self.tokenizer is None:
-            raise ConfigError(
-                "missing-option",
-                "a model built from config requires a tokenizer",
-                place=("tokenizer",),
-                hint='set tokenizer = "bytes", for example',
-            )
+        require(
+            "model_type" in self.config,
+            "missing-option",
+            "config requires a model_type",
+            place=("config", "model_type"),
+            hint='set it to "gpt2", "llama", "qwen2" or "gemma2", for example',
+        )
+        require(
+            self.tokenizer is not None,
+            "missing-option",
+            "a model built from config requires a tokenizer",
+            place=("tokenizer",),
+            hint='set tokenizer = "bytes", for example',
+        )
 
     def memory_hints(self) -> list[str]:
         """Return options that reduce memory."""
@@ -165,14 +165,14 @@ class BaseModel:
 
         ``dtype`` is the fallback of ``auto``.
         """
-        if self.quantize is not None and (device.type != "cuda" or self.path is None):
-            raise ConfigError(
-                "not-supported",
-                f"quantize={self.quantize!r} requires path and a CUDA device, but the device is "
-                f"{device.type!r} and path={self.path!r}",
-                place=(*MODEL, "quantize"),
-                hint="remove quantize",
-            )
+        require(
+            self.quantize is None or (device.type == "cuda" and self.path is not None),
+            "not-supported",
+            f"quantize={self.quantize!r} requires path and a CUDA device, but the device is "
+            f"{device.type!r} and path={self.path!r}",
+            place=(*MODEL, "quantize"),
+            hint="remove quantize",
+        )
         weights = self._weights(device, dtype)
         return self._load(device, weights, vocabulary)
 

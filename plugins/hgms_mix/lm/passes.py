@@ -7,6 +7,7 @@ time of starting a pass. Of all ways to cut, the cheapest is selected.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,15 @@ def needed_lengths(mask: Tensor) -> Tensor:
 
 
 def passes(
-    lengths: Tensor, start: int, most: int | None = None
+    lengths: Tensor, start: int, most: int | None = None, *, equal: bool = False
 ) -> tuple[Tensor, list[tuple[int, int, int]]]:
     """Return the order of a batch's rows and its passes.
 
     The order is by length, for each candidate of ``[N, B]`` lengths. The passes are (first, last,
     width) of positions in that order. A pass has at most ``most`` rows of a candidate.
+
+    ``equal``: the number of passes, ⌈B / most⌉, depends only on the number of rows. Ranks whose
+    batches differ in lengths then go through the model equally often.
 
     Notes
     -----
@@ -66,43 +70,34 @@ def passes(
     >>> order, cut = passes(torch.tensor([9, 2, 10, 2, 3]), start=4)
     >>> order.tolist(), cut
     ([1, 3, 4, 0, 2], [(0, 3, 3), (3, 5, 10)])
+    >>> passes(torch.tensor([9, 2, 10, 2, 3]), start=4, most=2, equal=True)[1]
+    [(0, 2, 2), (2, 4, 9), (4, 5, 10)]
     """
     ordered, order = lengths.sort(dim=-1, stable=True)
     widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).cpu().numpy().astype(np.int64)
-    times = lengths.numel() // max(len(widths), 1)
+    count = len(widths)
+    if equal:
+        ends = [0, *range(most or count, count, most or count), count]
+    else:
+        ends = _cheapest_ends(widths, lengths.numel() // max(count, 1), start, most or count)
+    cut = [(first, last, int(widths[last - 1])) for first, last in itertools.pairwise(ends)]
+    return order, cut
+
+
+def _cheapest_ends(widths: np.ndarray, candidates: int, start: int, most: int) -> list[int]:
+    """Return 0 and the ends of the cheapest passes."""
     cost = np.zeros(len(widths) + 1, np.int64)
     came = [0] * (len(widths) + 1)
     for last in range(1, len(widths) + 1):
-        first = max(0, last - (most or last))
-        ways = cost[first:last] + times * widths[last - 1] * np.arange(last - first, 0, -1) + start
+        first = max(0, last - most)
+        ways = (
+            cost[first:last]
+            + candidates * widths[last - 1] * np.arange(last - first, 0, -1)
+            + start
+        )
         came[last] = first + int(ways.argmin())
         cost[last] = ways.min()
-    cut = []
-    last = len(widths)
-    while last:
-        cut.append((came[last], last, int(widths[last - 1])))
-        last = came[last]
-    return order, cut[::-1]
-
-
-def equal_parts(
-    lengths: Tensor, most: int | None = None
-) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """Return passes as :func:`passes`, with a number that depends only on the rows, ⌈B / most⌉.
-
-    This is for ranks whose batches differ in lengths, but must go through the model equally often.
-
-    Examples
-    --------
-    >>> order, cut = equal_parts(torch.tensor([9, 2, 10, 2, 3]), most=2)
-    >>> order.tolist(), cut
-    ([1, 3, 4, 0, 2], [(0, 2, 2), (2, 4, 9), (4, 5, 10)])
-    """
-    ordered, order = lengths.sort(dim=-1, stable=True)
-    widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).tolist()
-    step = most or len(widths)
-    ends = [min(first + step, len(widths)) for first in range(0, len(widths), step)]
-    return order, [
-        (first, last, widths[last - 1])
-        for first, last in zip(range(0, len(widths), step), ends, strict=True)
-    ]
+    ends = [len(widths)]
+    while ends[-1]:
+        ends.append(came[ends[-1]])
+    return ends[::-1]

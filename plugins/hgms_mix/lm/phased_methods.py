@@ -10,10 +10,12 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State, Tree, component
+from hgms.config import require
+from hgms_core import Cost, Data, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows, find
-from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
+from hgms_core.validators import optional_positive, positive
 from hgms_mix.lm.ranking import (
+    AdamWSettings,
     Phase,
     adamw,
     adamw_on_mixture,
@@ -29,28 +31,18 @@ from hgms_mix.lm.ranking import (
 
 
 @component
-class PhasedMethod:
+class PhasedMethod(AdamWSettings):
     """A method that works in phases, and trains x by AdamW.
 
     A subclass defines :attr:`phases`, ``init`` and ``is_finished``. The state of AdamW is
     ``state["train"]``, and the mixture ``state["theta"]``. ``use`` completes the message "method
     'x' … data sources".
-
-    Parameters
-    ----------
-    lr, weight_decay, betas, eps
-        AdamW.
     """
 
     name: ClassVar[str]
     use: ClassVar[str] = "mixes"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
     capabilities: ClassVar[Capabilities] = frozenset()
-
-    lr: float = field(default=1e-4, validator=positive)
-    weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
-    eps: float = field(default=1e-8, validator=positive)
 
     @property
     @abstractmethod
@@ -221,6 +213,7 @@ class MixtureMethod(TrainedMethod):
             theta,
             state["train"],
             self,
+            batch_size=self.batch_size,
             key=Key(state["seed"]).fold(label),
             at=state["at"],
             count=count,
@@ -261,12 +254,12 @@ class RowSelection(TrainedMethod):
         """
         pool = problem.lower_data
         started = super().start(problem, seed, phase)
-        if self.size is not None and self.size > pool.size:
-            raise ConfigError(
-                "out-of-range",
-                f"size={self.size} must be at most {pool.size}, the number of rows",
-                place=("method", "size"),
-            )
+        require(
+            self.size is None or self.size <= pool.size,
+            "out-of-range",
+            f"size={self.size} must be at most {pool.size}, the number of rows",
+            place=("method", "size"),
+        )
         ranks = torch.full((pool.size,), torch.nan, dtype=torch.float64)
         return {**started, "ranking": ranks, "kept": torch.empty(0, dtype=torch.int64), **more}
 

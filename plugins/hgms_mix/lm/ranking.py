@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import torch
+from attrs import field
 from torch import Tensor
 
+from hgms.config import require
 from hgms.optim.adam import adam, corrections
 from hgms_core import (
     Batch,
@@ -28,11 +30,21 @@ from hgms_core import (
     Sources,
     State,
     Tree,
+    component,
     gradient,
 )
 from hgms_core.capabilities import find
 from hgms_core.errors import Place
-from hgms_core.validators import at_least, at_most, greater_than, optional
+from hgms_core.validators import (
+    at_least,
+    at_most,
+    decay_rate,
+    each,
+    greater_than,
+    not_negative,
+    optional,
+    positive,
+)
 from hgms_mix.lm.losses import HasSizes
 
 some_share: Any = [greater_than(0), at_most(1)]
@@ -57,13 +69,13 @@ def sources_of(problem: Problem, use: str) -> Sources:
             f"{use} data sources, but the problem has no extension Sources",
             place=("problem", "sources"),
         )
-    if problem.lower_data.strata is None:
-        raise ConfigError(
-            "not-supported",
-            f"{use} data sources, but the lower rows have no strata",
-            place=("problem", "lower_data", "strata"),
-            hint="create them with Data(..., strata=((name, number of rows), ...))",
-        )
+    require(
+        problem.lower_data.strata is not None,
+        "not-supported",
+        f"{use} data sources, but the lower rows have no strata",
+        place=("problem", "lower_data", "strata"),
+        hint="create them with Data(..., strata=((name, number of rows), ...))",
+    )
     return sources
 
 
@@ -72,13 +84,13 @@ def check_role(problem: Problem, use: str, role: str) -> None:
 
     ``use`` states their purpose in the message ("method 'x' compares with").
     """
-    if role not in problem.upper_data or problem.upper_data[role].size == 0:
-        raise ConfigError(
-            "no-rows-for-role",
-            f"{use} validation rows in the role {role!r}, but there are 0",
-            place=("problem", "upper_data", role),
-            hint="add validation rows with this role",
-        )
+    require(
+        role in problem.upper_data and problem.upper_data[role].size != 0,
+        "no-rows-for-role",
+        f"{use} validation rows in the role {role!r}, but there are 0",
+        place=("problem", "upper_data", role),
+        hint="add validation rows with this role",
+    )
 
 
 def epoch_rows(key: Key, count: int, update: int, batch_size: int) -> Tensor:
@@ -138,20 +150,23 @@ def source_counts(data: Data, rows: Tensor) -> dict[str, int]:
     return {name: number for (name, _), number in zip(strata, counts.tolist(), strict=True)}
 
 
-def source_sizes(problem: Problem) -> dict[str, int]:
-    """Return the number of rows per source.
+def prior_shares(problem: Problem, prior: Literal["uniform", "rows"]) -> dict[str, float]:
+    """Return the share of each source: equal, or in proportion to the rows of the sources.
 
-    This is the number in the source's file if the task uses fewer, else the number in the pool.
+    The number of rows is the number in the source's file if the task uses fewer, else the number in
+    the pool.
 
     Examples
     --------
     >>> from hgms.testing.problems import mixture
-    >>> source_sizes(mixture())
-    {'near': 12, 'far': 12}
+    >>> prior_shares(mixture(), "rows")
+    {'near': 0.5, 'far': 0.5}
     """
     sources = problem.find(Sources)
     known = None if sources is None else find(sources.examples, HasSizes)
-    return dict(problem.lower_data.strata or ()) if known is None else dict(known.sizes)
+    sizes = dict(problem.lower_data.strata or ()) if known is None else known.sizes
+    parts = sizes if prior == "rows" else dict.fromkeys(sizes, 1)
+    return {name: part / sum(parts.values()) for name, part in parts.items()}
 
 
 def set_losses(problem: Problem, x: Tree, role: str, chunk: int, step: int) -> tuple[Tensor, Cost]:
@@ -215,10 +230,14 @@ def check_finite(
     NumericalError
         a value is infinite or not a number.
     """
-    if not torch.isfinite(values).all():
-        raise NumericalError(
-            "not-finite", f"step {step}: {what} is not finite", place=place, hint=hint
-        )
+    require(
+        torch.isfinite(values).all(),
+        "not-finite",
+        f"step {step}: {what} is not finite",
+        place=place,
+        hint=hint,
+        error=NumericalError,
+    )
 
 
 def upper_gradient(
@@ -241,26 +260,20 @@ def upper_gradient(
     return grads, loss, Cost(upper_gradients=1, rows=rows)
 
 
-class Moments(Protocol):
-    """The settings of AdamW except the learning rate; a method with these fields satisfies the
-    protocol.
+@component
+class AdamWSettings:
+    """The settings of AdamW.
+
+    Parameters
+    ----------
+    lr, weight_decay, betas, eps
+        AdamW.
     """
 
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
-
-
-class Training(Moments, Protocol):
-    """The settings of AdamW with its learning rate, and the rows of an update (None: all)."""
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def batch_size(self) -> int | None: ...
+    lr: float = field(default=1e-4, validator=positive)
+    weight_decay: float = field(default=0.0, validator=not_negative)
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
+    eps: float = field(default=1e-8, validator=positive)
 
 
 def adamw(
@@ -268,7 +281,7 @@ def adamw(
     theta: Tree,
     batch: Batch,
     state: Tree,
-    moments: Moments,
+    settings: AdamWSettings,
     *,
     lr: float,
     count: int,
@@ -293,11 +306,11 @@ def adamw(
     """
     grads, value = gradient(loss, theta, adamw_part(state, "x"), batch)
     check_finite(value, "the training loss", step)
-    return adamw_moved(grads, state, moments, lr=lr, count=count), value
+    return adamw_moved(grads, state, settings, lr=lr, count=count), value
 
 
 def adamw_moved(
-    grads: list[Tensor], state: Tree, moments: Moments, *, lr: float, count: int
+    grads: list[Tensor], state: Tree, settings: AdamWSettings, *, lr: float, count: int
 ) -> Tree:
     """Apply the update of :func:`adamw` with a given gradient.
 
@@ -305,23 +318,20 @@ def adamw_moved(
 
     Examples
     --------
-    >>> from types import SimpleNamespace
-    >>> moments = SimpleNamespace(betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    >>> adamw_moved(
-    ...     [torch.tensor([4.0])], adamw_start({"w": torch.ones(1)}), moments, lr=0.5, count=1
-    ... )["x.w"]
+    >>> start = adamw_start({"w": torch.ones(1)})
+    >>> adamw_moved([torch.tensor([4.0])], start, AdamWSettings(), lr=0.5, count=1)["x.w"]
     tensor([0.5000])
     """
     x, m, v = (adamw_part(state, part) for part in "xmv")
-    decayed = torch._foreach_mul(list(x.values()), 1 - lr * moments.weight_decay)
+    decayed = torch._foreach_mul(list(x.values()), 1 - lr * settings.weight_decay)
     after = adam(
         dict(zip(x, decayed, strict=True)),
         dict(zip(x, grads, strict=True)),
         m,
         v,
-        corrections(lr, count, moments.betas),
-        betas=moments.betas,
-        eps=moments.eps,
+        corrections(lr, count, settings.betas),
+        betas=settings.betas,
+        eps=settings.eps,
     )
     return _merge(*after)
 
@@ -331,7 +341,7 @@ def adamw_steps(
     theta: Tree,
     batches: Iterable[Batch],
     state: Tree,
-    training: Training,
+    settings: AdamWSettings,
     *,
     at: int,
     step: int,
@@ -343,7 +353,7 @@ def adamw_steps(
     value = torch.empty(())
     for count, batch in enumerate(batches, start=at + 1):
         state, value = adamw(
-            loss, theta, batch, state, training, lr=training.lr, count=count, step=step
+            loss, theta, batch, state, settings, lr=settings.lr, count=count, step=step
         )
     return state, value
 
@@ -352,8 +362,9 @@ def adamw_on_mixture(
     problem: Problem,
     theta: Tree,
     state: Tree,
-    training: Training,
+    settings: AdamWSettings,
     *,
+    batch_size: int | None,
     key: Key,
     at: int,
     count: int,
@@ -361,13 +372,14 @@ def adamw_on_mixture(
 ) -> tuple[Tree, Tensor, Cost]:
     """Apply ``count`` updates of :func:`adamw` to g(θ, ·), after the first ``at`` updates.
 
-    ``key`` and ``at`` determine the batches. Return the state, the last loss and the cost.
+    ``key`` and ``at`` determine the batches of ``batch_size`` rows (None: all). Return the state,
+    the last loss and the cost.
     """
     data = problem.lower_data
-    index = data.draw(key.fold(at), training.batch_size, count)
+    index = data.draw(key.fold(at), batch_size, count)
     batches = (data.batch(None if index is None else index[number]) for number in range(count))
-    state, loss = adamw_steps(problem.g, theta, batches, state, training, at=at, step=step)
-    return state, loss, Cost(lower_gradients=count, rows=count * data.count(training.batch_size))
+    state, loss = adamw_steps(problem.g, theta, batches, state, settings, at=at, step=step)
+    return state, loss, Cost(lower_gradients=count, rows=count * data.count(batch_size))
 
 
 def adamw_start(x: Tree) -> Tree:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from hgms.config import require
 from hgms_core import ConfigError
 
 SHARD = ("task", "model", "shard")
@@ -46,13 +47,13 @@ def ensure_ranks() -> None:
     ConfigError
         If this process is the only rank.
     """
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        raise ConfigError(
-            "not-supported",
-            "shard = true requires at least 2 ranks, but the run has 1",
-            place=SHARD,
-            hint="set run.ranks to the number of processes or GPUs, or remove shard",
-        )
+    require(
+        dist.is_available() and dist.is_initialized() and dist.get_world_size() != 1,
+        "not-supported",
+        "shard = true requires at least 2 ranks, but the run has 1",
+        place=SHARD,
+        hint="set run.ranks to the number of processes or GPUs, or remove shard",
+    )
 
 
 class Sharded(nn.Module):
@@ -169,15 +170,14 @@ def _match_types(model: nn.Module, device: torch.device) -> None:
     received = [table]
     dist.broadcast_object_list(received, src=0, device=device)
     theirs = received[0]
-    if {name: shape for name, (shape, _) in theirs.items()} != {
-        name: shape for name, (shape, _) in table.items()
-    }:
-        raise ConfigError(
-            "other-settings",
-            f"the parameters of the model differ between rank {dist.get_rank()} and rank 0",
-            place=("task", "model"),
-            hint="use the same files and the same versions of torch and transformers on all ranks",
-        )
+    require(
+        {name: shape for name, (shape, _) in theirs.items()}
+        == {name: shape for name, (shape, _) in table.items()},
+        "other-settings",
+        f"the parameters of the model differ between rank {dist.get_rank()} and rank 0",
+        place=("task", "model"),
+        hint="use the same files and the same versions of torch and transformers on all ranks",
+    )
     for name, (_, dtype) in theirs.items():
         own[name].data = own[name].data.to(dtype)
 

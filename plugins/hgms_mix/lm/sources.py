@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 
 from attrs import field, validators
 
+from hgms.config import require
 from hgms_core import ConfigError, component
 from hgms_core.errors import Place, unknown_name
 from hgms_core.validators import at_least, not_empty, optional
@@ -25,13 +26,13 @@ def _format(_source: object, _attribute: object, value: object) -> None:
 
 
 def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> None:
-    if not all(isinstance(text, str) and text for pair in value.items() for text in pair):
-        raise ConfigError(
-            "wrong-value",
-            f"fields={dict(value)} must map names of fields to names of columns",
-            place=("fields",),
-            hint=f"write {OWN_NAMES}",
-        )
+    require(
+        all(isinstance(text, str) and text for pair in value.items() for text in pair),
+        "wrong-value",
+        f"fields={dict(value)} must map names of fields to names of columns",
+        place=("fields",),
+        hint=f"write {OWN_NAMES}",
+    )
     if twice := next(
         (column for column in value.values() if list(value.values()).count(column) > 1), None
     ):
@@ -43,13 +44,13 @@ def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> No
 
 
 def _commit(_source: object, _attribute: object, value: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]{7,40}", value):
-        raise ConfigError(
-            "wrong-value",
-            f"revision={value!r} is not a commit (7 to 40 hex digits)",
-            place=("revision",),
-            hint="use a commit: a branch or tag may change",
-        )
+    require(
+        re.fullmatch(r"[0-9a-f]{7,40}", value),
+        "wrong-value",
+        f"revision={value!r} is not a commit (7 to 40 hex digits)",
+        place=("revision",),
+        hint="use a commit: a branch or tag may change",
+    )
 
 
 text: Any = optional([validators.instance_of(str), not_empty])
@@ -142,28 +143,28 @@ class Source:
 
     def __attrs_post_init__(self) -> None:
         either = 'set path = "FILE.jsonl", or hub = "OWNER/NAME" with revision = "COMMIT"'
-        if self.path is not None and self.hub is not None:
-            raise ConfigError(
-                "conflicting-options",
-                f"path={self.path!r} and hub={self.hub!r} exclude each other",
-                place=("path",),
-                hint=either,
-            )
-        if self.path is None and self.hub is None:
-            raise ConfigError(
-                "missing-option",
-                "a source requires a path or a hub data set",
-                place=("path",),
-                hint=either,
-            )
-        if self.hub is not None and self.revision is None:
-            raise ConfigError(
-                "missing-option",
-                f"the hub data set {self.hub!r} requires a revision, which fixes its rows",
-                place=("revision",),
-                hint="set revision to the commit that `git ls-remote "
-                f"https://huggingface.co/datasets/{self.hub} main` prints",
-            )
+        require(
+            self.path is None or self.hub is None,
+            "conflicting-options",
+            f"path={self.path!r} and hub={self.hub!r} exclude each other",
+            place=("path",),
+            hint=either,
+        )
+        require(
+            self.path is not None or self.hub is not None,
+            "missing-option",
+            "a source requires a path or a hub data set",
+            place=("path",),
+            hint=either,
+        )
+        require(
+            self.hub is None or self.revision is not None,
+            "missing-option",
+            f"the hub data set {self.hub!r} requires a revision, which fixes its rows",
+            place=("revision",),
+            hint="set revision to the commit that `git ls-remote "
+            f"https://huggingface.co/datasets/{self.hub} main` prints",
+        )
         of_hub = [
             name for name in ("revision", "subset", "split") if getattr(self, name) is not None
         ]
@@ -201,21 +202,21 @@ def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -
     """
     seen: dict[str, str] = {}
     for name in names:
-        if not name.strip() or not name.isprintable() or set(name) & set("/\\"):
-            raise ConfigError(
-                "wrong-value",
-                f"the name {name[:80]!r} of a {what} is empty or contains a slash or control "
-                "characters",
-                place=place,
-                hint="use a different name for each: names of files include it",
-            )
-        if len(name.encode()) > LONGEST_NAME:
-            raise ConfigError(
-                "wrong-length",
-                f"the name {name[:40]!r}… of a {what} has more than {LONGEST_NAME} bytes",
-                place=place,
-                hint="use a shorter name: names of files include it",
-            )
+        require(
+            name.strip() and name.isprintable() and not (set(name) & set("/\\")),
+            "wrong-value",
+            f"the name {name[:80]!r} of a {what} is empty or contains a slash or control "
+            "characters",
+            place=place,
+            hint="use a different name for each: names of files include it",
+        )
+        require(
+            len(name.encode()) <= LONGEST_NAME,
+            "wrong-length",
+            f"the name {name[:40]!r}… of a {what} has more than {LONGEST_NAME} bytes",
+            place=place,
+            hint="use a shorter name: names of files include it",
+        )
         folded = name.strip().casefold()
         if folded in seen:
             raise ConfigError(
@@ -238,15 +239,12 @@ def mixture_shares(
     for name, share in mixture.items():
         if name not in sources:
             raise unknown_name("source", name, sources, (what, name))
-        if not 0 <= share < math.inf:
-            raise ConfigError(
-                "out-of-range",
-                f"the weight {share} of {name!r} must be at least 0 and finite",
-                place=(what, name),
-            )
-    total = sum(mixture.values())
-    if not total:
-        raise ConfigError(
-            "wrong-value", f"{what}={dict(mixture)} has no positive weight", place=(what,)
+        require(
+            0 <= share < math.inf,
+            "out-of-range",
+            f"the weight {share} of {name!r} must be at least 0 and finite",
+            place=(what, name),
         )
+    total = sum(mixture.values())
+    require(total, "wrong-value", f"{what}={dict(mixture)} has no positive weight", place=(what,))
     return [mixture.get(name, 0.0) / total for name in sources]

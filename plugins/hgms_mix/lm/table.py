@@ -13,8 +13,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.config import require
 from hgms.store import Digest
-from hgms_core import ConfigError, Key
+from hgms_core import Key
 from hgms_core.errors import DataError
 from hgms_mix.lm.models import positions_of
 
@@ -165,13 +166,14 @@ def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTabl
     """
     halves: dict[str, TokenTable] = {}
     for name, table in tables.items():
-        if table.size < 2:
-            raise DataError(
-                "too-few-rows",
-                f"two halves require at least 2 rows, but source {name!r} has {table.size}",
-                place=("task", "sources", name),
-                hint="add rows to it",
-            )
+        require(
+            table.size >= 2,
+            "too-few-rows",
+            f"two halves require at least 2 rows, but source {name!r} has {table.size}",
+            place=("task", "sources", name),
+            hint="add rows to it",
+            error=DataError,
+        )
         order = torch.randperm(table.size, generator=key.fold("halves", name).generator())
         parts = order.split(-(-table.size // 2))
         halves |= {
@@ -216,23 +218,23 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
     tables = [table for tables in everything.values() for table in tables.values()]
     longest = max(int(table.lengths.max()) for table in tables)
     most = positions_of(model)
-    if most is not None and longest > most:
-        raise ConfigError(
-            "out-of-range",
-            f"rows have up to {longest} tokens, but the model has {most} positions",
-            place=("task", "max_length"),
-            hint=f'set max_length = {most} or less, and too_long = "truncate" to cut rows rather '
-            "than drop them",
-        )
+    require(
+        most is None or longest <= most,
+        "out-of-range",
+        f"rows have up to {longest} tokens, but the model has {most} positions",
+        place=("task", "max_length"),
+        hint=f'set max_length = {most} or less, and too_long = "truncate" to cut rows rather '
+        "than drop them",
+    )
     highest = max(int(table.tokens.max()) for table in tables)
     known = model.get_input_embeddings().weight.shape[0]
-    if highest >= known:
-        raise ConfigError(
-            "wrong-value",
-            f"the tokenizer returns token {highest}, but the model has {known} tokens",
-            place=("task", "model", "tokenizer"),
-            hint="use the tokenizer of the model",
-        )
+    require(
+        highest < known,
+        "wrong-value",
+        f"the tokenizer returns token {highest}, but the model has {known} tokens",
+        place=("task", "model", "tokenizer"),
+        hint="use the tokenizer of the model",
+    )
 
 
 def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:

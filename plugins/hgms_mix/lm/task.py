@@ -17,7 +17,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import lowering, validation_shares
+from hgms.config import lowering, require, validation_shares
 from hgms.store import cache_folder
 from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
@@ -38,7 +38,7 @@ from hgms_mix.lm.losses import (
     weights,
 )
 from hgms_mix.lm.models import BaseModel
-from hgms_mix.lm.overlaps import overlap_warning, overlaps
+from hgms_mix.lm.overlaps import overlap_warning
 from hgms_mix.lm.rows import Index, index_of
 from hgms_mix.lm.sharding import ensure_ranks
 from hgms_mix.lm.sources import Source, check_names, mixture_shares
@@ -53,13 +53,13 @@ SETS: tuple[Which, ...] = ("sources", "validation", "test")
 
 
 def _check_sources(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
-    if not value:
-        raise ConfigError(
-            "missing-option",
-            f"{attribute.name} is empty, but must have at least one source",
-            place=(attribute.name,),
-            hint=f"add a table [task.{attribute.name}.<name>] with its path",
-        )
+    require(
+        value,
+        "missing-option",
+        f"{attribute.name} is empty, but must have at least one source",
+        place=(attribute.name,),
+        hint=f"add a table [task.{attribute.name}.<name>] with its path",
+    )
     check_names(value, place=(attribute.name,))
 
 
@@ -190,23 +190,23 @@ class SourceMixture:
     checkpointing: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if len(self.sources) < 2:
-            raise ConfigError(
-                "wrong-length",
-                f"a mixture requires at least 2 sources, but there is {len(self.sources)}",
-                place=("sources",),
-            )
+        require(
+            len(self.sources) >= 2,
+            "wrong-length",
+            f"a mixture requires at least 2 sources, but there is {len(self.sources)}",
+            place=("sources",),
+        )
         if self.reference is not None:
             mixture_shares(self.reference, self.sources, "reference")
         if not isinstance(self.prior, str):
             mixture_shares(self.prior, self.sources, "prior")
-        if self.model.shard and self.adapter is None:
-            raise ConfigError(
-                "missing-option",
-                "model.shard = true requires an adapter: it splits a frozen base",
-                place=("adapter",),
-                hint="add an adapter, or remove model.shard",
-            )
+        require(
+            not self.model.shard or self.adapter is not None,
+            "missing-option",
+            "model.shard = true requires an adapter: it splits a frozen base",
+            place=("adapter",),
+            hint="add an adapter, or remove model.shard",
+        )
 
     @property
     def sharded(self) -> bool:
@@ -417,7 +417,7 @@ class SourceMixture:
         read: Mapping[str, Index | TokenTable] = pool
         if self.cache is not None:
             read = indices[0] if self.halves is None else self.tables(tokenizer)
-        messages = (skipped_rows(everything), overlap_warning(overlaps(*indices)))
+        messages = (skipped_rows(everything), overlap_warning(*indices))
         for message in filter(None, messages):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)

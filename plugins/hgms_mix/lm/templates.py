@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from attrs import evolve, field, frozen
 
-from hgms_core import ConfigError
+from hgms.config import require
 from hgms_core.errors import DataError, one_of
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import Message
@@ -95,14 +95,14 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     one_of("template", name, TEMPLATES)
     if name != "model":
         return _named_template(name, tokenizer)
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            "missing-template",
-            'template="model" requires a chat template, which the tokenizer does not have',
-            place=("template",),
-            hint=f"set template to {', '.join(other for other in TEMPLATES if other != 'model')}, "
-            "or use the tokenizer of the instruction-tuned model",
-        )
+    require(
+        tokenizer.chat_template,
+        "missing-template",
+        'template="model" requires a chat template, which the tokenizer does not have',
+        place=("template",),
+        hint=f"set template to {', '.join(other for other in TEMPLATES if other != 'model')}, "
+        "or use the tokenizer of the instruction-tuned model",
+    )
     chat = _Chat(tokenizer)
     return Template(
         "model",
@@ -173,13 +173,13 @@ _STYLES = {"plain": _plain, "alpaca": _alpaca, "chatml": _chatml}
 
 
 def _end(tokenizer: PreTrainedTokenizerBase) -> int:
-    if tokenizer.eos_token_id is None:
-        raise ConfigError(
-            "missing-token",
-            "named templates require an end token, which the tokenizer does not have",
-            place=("template",),
-            hint="set tokenizer.eos_token, call save_pretrained, and load it from that folder",
-        )
+    require(
+        tokenizer.eos_token_id is not None,
+        "missing-token",
+        "named templates require an end token, which the tokenizer does not have",
+        place=("template",),
+        hint="set tokenizer.eos_token, call save_pretrained, and load it from that folder",
+    )
     return int(tokenizer.eos_token_id)
 
 
@@ -354,18 +354,17 @@ class _Chat:
         for number in answers:
             before = self.render(messages[:number], generate=True)
             through = whole if number == answers[-1] else self.render(messages[: number + 1])
-            if not (
+            require(
                 whole.startswith(before)
                 and whole.startswith(through)
-                and at <= len(before) <= len(through)
-            ):
-                raise DataError(
-                    "wrong-row",
-                    "the model's chat template changes earlier turns when later ones follow, so "
-                    "answers cannot be located",
-                    place=("template",),
-                    hint='use a named template (template = "chatml"), or rows of one turn',
-                )
+                and at <= len(before) <= len(through),
+                "wrong-row",
+                "the model's chat template changes earlier turns when later ones follow, so "
+                "answers cannot be located",
+                place=("template",),
+                hint='use a named template (template = "chatml"), or rows of one turn',
+                error=DataError,
+            )
             begin = self._begin(through, messages[number].text, len(before))
             # Exclude white space that the template writes after the end mark.
             stop = max(len(through.rstrip()), begin)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgms.config import expand
+from hgms.config import expand, require
 from hgms_core import ConfigError
 from hgms_core.errors import Place
 from hgms_core.torch_errors import first_line
@@ -136,12 +136,12 @@ def ensure_padding(
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer; if it has no padding token, with its end token for padding."""
     if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise ConfigError(
-                "missing-token",
-                "the tokenizer has neither a padding nor an end token, so batches cannot be padded",
-                place=place,
-                hint="set tokenizer.pad_token, call save_pretrained, and load it from that folder",
-            )
+        require(
+            tokenizer.eos_token_id is not None,
+            "missing-token",
+            "the tokenizer has neither a padding nor an end token, so batches cannot be padded",
+            place=place,
+            hint="set tokenizer.pad_token, call save_pretrained, and load it from that folder",
+        )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
+from hgms.config import require
 from hgms_core import ConfigError
 
 
@@ -41,20 +42,20 @@ def apportion(
     {'a': 1, 'b': 6, 'c': 4}
     """
     for name, weight in weights.items():
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(
-                "wrong-value",
-                f"the weight {weight} of source {name!r} must be finite and at least 0",
-                place=("weights", name),
-            )
-    shares = {name: Fraction(weights[name]) for name in sorted(weights) if weights[name] > 0}
-    if not shares:
-        raise ConfigError(
+        require(
+            math.isfinite(weight) and weight >= 0,
             "wrong-value",
-            "at least one weight must be greater than 0, but there is none (sources: "
-            f"{', '.join(sorted(weights)) or 'none'})",
-            place=("weights",),
+            f"the weight {weight} of source {name!r} must be finite and at least 0",
+            place=("weights", name),
         )
+    shares = {name: Fraction(weights[name]) for name in sorted(weights) if weights[name] > 0}
+    require(
+        shares,
+        "wrong-value",
+        "at least one weight must be greater than 0, but there is none (sources: "
+        f"{', '.join(sorted(weights)) or 'none'})",
+        place=("weights",),
+    )
     counts = dict.fromkeys(weights, 0)
     available = sum(capacity[name] for name in shares)
     if available < size:

@@ -10,6 +10,7 @@ import attrs
 from attrs import frozen
 
 from hgms.comparison import apply_scale
+from hgms.config import require
 from hgms.config.tables import merge_options, overlay_tables, tables_of
 from hgms.plugins import Registry
 from hgms.runs import RunConfig
@@ -85,28 +86,27 @@ def read(
         "MixConfig", MixConfig.from_dict(table, source=source, sets=places, registry=registry)
     )
     # A mix requires sources: other tasks have no rows to sample.
-    if not isinstance(config.task, SourceMixture):
-        raise ConfigError(
-            "not-supported",
-            f"the task {config.task.name!r} has no data sources to mix",
-            place=("task", "name"),
-            hint='set name = "source-mixture", or use hgms run',
-        )
-    if config.task.halves is not None:
-        raise ConfigError(
-            "not-supported",
-            "a mix cannot sample from halves of sources",
-            place=("task", "halves"),
-            hint="remove it, or use hgms mix null to split sources",
-        )
-    if config.run.device.partition(":")[2] not in ("", "0"):
-        raise ConfigError(
-            "not-supported",
-            f"device={config.run.device!r} is not supported: fine-tuning uses the first visible "
-            "GPU",
-            place=("run", "device"),
-            hint=f'set device = "cuda" and CUDA_VISIBLE_DEVICES={config.run.device[5:]}',
-        )
+    require(
+        isinstance(config.task, SourceMixture),
+        "not-supported",
+        f"the task {config.task.name!r} has no data sources to mix",
+        place=("task", "name"),
+        hint='set name = "source-mixture", or use hgms run',
+    )
+    require(
+        config.task.halves is None,  # type: ignore[attr-defined]
+        "not-supported",
+        "a mix cannot sample from halves of sources",
+        place=("task", "halves"),
+        hint="remove it, or use hgms mix null to split sources",
+    )
+    require(
+        config.run.device.partition(":")[2] in ("", "0"),
+        "not-supported",
+        f"device={config.run.device!r} is not supported: fine-tuning uses the first visible GPU",
+        place=("run", "device"),
+        hint=f'set device = "cuda" and CUDA_VISIBLE_DEVICES={config.run.device[5:]}',
+    )
     return config
 
 
@@ -133,21 +133,21 @@ def mix_of(
     ({'name': 't'}, {'name': 'y', 'lr': 1}, 7, {'task_label': 'a', 'label': 'z'})
     """
     if not isinstance(table.get("method"), list):
-        if method is not None or scale is not None:
-            raise ConfigError(
-                "not-supported",
-                f"{'--scale' if method is None else '--method'} requires a grid, but the file has "
-                "one method",
-                place=(source, "method"),
-                hint="use --set method.name=NAME",
-            )
-        if "for" in table:
-            raise ConfigError(
-                "not-supported",
-                "[for] requires a grid, but the file has one method",
-                place=(source, "for"),
-                hint="move its values into the other tables",
-            )
+        require(
+            method is None and scale is None,
+            "not-supported",
+            f"{'--scale' if method is None else '--method'} requires a grid, but the file has "
+            "one method",
+            place=(source, "method"),
+            hint="use --set method.name=NAME",
+        )
+        require(
+            "for" not in table,
+            "not-supported",
+            "[for] requires a grid, but the file has one method",
+            place=(source, "for"),
+            hint="move its values into the other tables",
+        )
         return _move_labels(table, table.get("task"), table.get("method"))
     table = apply_scale(table, scale, source)
     task_label, task = _choose_entry(table.get("task"), None, "task", source)

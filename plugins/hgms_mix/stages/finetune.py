@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hgms.config import require
 from hgms.runs import environment
 from hgms.store import Folder
-from hgms_core import ConfigError
 from hgms_core.errors import DataError
 from hgms_mix.stages.graph import Facts, Log, Stage
 from hgms_mix.stages.reweight import Learned
@@ -30,13 +30,13 @@ def ensure_supported(config: MixConfig) -> None:
     settings = config.finetune
     if settings.model is None:
         return
-    if settings.model.shard:
-        raise ConfigError(
-            "not-supported",
-            "shard=True requires ranks, but one process fine-tunes",
-            place=("finetune", "model", "shard"),
-            hint="remove it, or train on the exported sample (hgms mix export)",
-        )
+    require(
+        not settings.model.shard,
+        "not-supported",
+        "shard=True requires ranks, but one process fine-tunes",
+        place=("finetune", "model", "shard"),
+        hint="remove it, or train on the exported sample (hgms mix export)",
+    )
     from hgms_mix.lm import template_for
 
     template_for(model.task.template, model.tokenizer)
@@ -126,13 +126,14 @@ def chosen_rows(
     from hgms_mix.lm import content
 
     for name, source in getattr(model.task, sample["of"]).items():
-        if content(name, source) != sample["sources"][name]:
-            raise DataError(
-                "data-changed",
-                f"source {name!r} changed after its rows were sampled",
-                place=("task", sample["of"], name),
-                hint="run hgms mix sample to draw new rows",
-            )
+        require(
+            content(name, source) == sample["sources"][name],
+            "data-changed",
+            f"source {name!r} changed after its rows were sampled",
+            place=("task", sample["of"], name),
+            hint="run hgms mix sample to draw new rows",
+            error=DataError,
+        )
     listed = list(read_rows(rows))
     chosen = ChosenRows(tables, listed)
     most = model.task.max_length
@@ -141,13 +142,14 @@ def chosen_rows(
             f"  {len(listed) - len(chosen)} of {len(listed)} rows have more than {most} tokens of "
             "finetune.model: excluded"
         )
-    if not chosen:
-        raise DataError(
-            "no-rows",
-            f"0 of {len(listed)} rows to fine-tune on have at most {most} tokens",
-            place=("task", "max_length"),
-            hint="increase max_length",
-        )
+    require(
+        chosen,
+        "no-rows",
+        f"0 of {len(listed)} rows to fine-tune on have at most {most} tokens",
+        place=("task", "max_length"),
+        hint="increase max_length",
+        error=DataError,
+    )
     return chosen
 
 

@@ -17,11 +17,12 @@ from attrs import define
 from torch import Tensor
 
 from hgms.comparison import measure_usage
+from hgms.config import require
 from hgms.config.tables import parse_json
 from hgms.distributed import launcher_rank
 from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config
 from hgms.store import read_file
-from hgms_core import ConfigError, Problem
+from hgms_core import Problem
 from hgms_core.capabilities import Finishes, RanksRows, find
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
@@ -87,14 +88,14 @@ class Learned(Value):
         unbuilt: Any = _Unbuilt(self.problem)
         ranking = ranks.ranking(unbuilt, state).detach().cpu()
         finishes = find(method, Finishes)
-        if bool(ranking.isnan().all()) and finishes is not None and not finishes.is_finished(state):
-            raise ConfigError(
-                "budget-too-small",
-                f"method {self.config.method_name!r} ranks rows when it finishes, but its budget "
-                f"of {self.config.budget} ended before",
-                place=("budget",),
-                hint="increase the budget",
-            )
+        require(
+            not bool(ranking.isnan().all()) or finishes is None or finishes.is_finished(state),
+            "budget-too-small",
+            f"method {self.config.method_name!r} ranks rows when it finishes, but its budget "
+            f"of {self.config.budget} ended before",
+            place=("budget",),
+            hint="increase the budget",
+        )
         return ranking
 
 

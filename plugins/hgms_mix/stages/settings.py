@@ -9,6 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
+from hgms.config import require
 from hgms_core import ConfigError, Key, component
 from hgms_core.components import evolve
 from hgms_core.validators import at_least, greater_than, not_empty, not_negative, optional, positive
@@ -212,18 +213,18 @@ class Finetune(Training):
         return self if self.seed is not None else evolve(self, seed=seed)
 
     def __attrs_post_init__(self) -> None:
-        if self.epochs == 0 and self.start != "reweighted":
-            raise ConfigError(
-                "conflicting-options",
-                f'epochs=0 requires start="reweighted", not {self.start!r}',
-                place=("epochs",),
-                hint='set start = "reweighted" to keep the model at the end of learning, or epochs '
-                "= 1 or more",
-            )
-        if self.start == "reweighted" and (self.model is not None or self.adapter is not None):
-            raise ConfigError(
-                "conflicting-options",
-                f"start={self.start!r} uses the model and the adapter of the task",
-                place=("start",),
-                hint="remove model and adapter",
-            )
+        require(
+            self.epochs != 0 or self.start == "reweighted",
+            "conflicting-options",
+            f'epochs=0 requires start="reweighted", not {self.start!r}',
+            place=("epochs",),
+            hint='set start = "reweighted" to keep the model at the end of learning, or epochs '
+            "= 1 or more",
+        )
+        require(
+            self.start != "reweighted" or (self.model is None and self.adapter is None),
+            "conflicting-options",
+            f"start={self.start!r} uses the model and the adapter of the task",
+            place=("start",),
+            hint="remove model and adapter",
+        )

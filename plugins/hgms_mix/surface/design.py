@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 from attrs import frozen
 
-from hgms_core import ConfigError, Key
+from hgms.config import require
+from hgms_core import Key
 
 
 @frozen(kw_only=True)
@@ -52,24 +53,24 @@ def design(
     ['prior', 'vertex', 'vertex', 'prior', 'vertex', 'vertex', 'fill', 'fill']
     """
     sources = len(prior)
-    if not (prior > 0).all():
-        raise ConfigError(
-            "out-of-range",
-            f"all weights of the prior must be greater than 0, but the smallest is {prior.min():g}",
-            place=("surface", "prior"),
-            hint="remove the source, or increase its weight",
-        )
+    require(
+        (prior > 0).all(),
+        "out-of-range",
+        f"all weights of the prior must be greater than 0, but the smallest is {prior.min():g}",
+        place=("surface", "prior"),
+        hint="remove the source, or increase its weight",
+    )
     anchors = [prior, *((1 - shrink) * np.eye(sources) + shrink * prior)]
     least = repeats * len(anchors)
     count = least + 4 * sources if points is None else points
-    if count < least + sources:
-        raise ConfigError(
-            "out-of-range",
-            f"points={count} must be at least {least + sources}: {len(anchors)} anchors x "
-            f"{repeats} repeats + {sources}",
-            place=("surface", "points"),
-            hint=f"increase points{', or decrease repeats' if repeats > 2 else ''}",
-        )
+    require(
+        count >= least + sources,
+        "out-of-range",
+        f"points={count} must be at least {least + sources}: {len(anchors)} anchors x "
+        f"{repeats} repeats + {sources}",
+        place=("surface", "points"),
+        hint=f"increase points{', or decrease repeats' if repeats > 2 else ''}",
+    )
     key = Key(seed).fold("surface")
     runs = [
         Point(

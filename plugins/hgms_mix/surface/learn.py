@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
+from hgms.config import require
 from hgms_core import ConfigError, Key
 from hgms_mix.surface.outliers import find_diverged
 from hgms_mix.surface.process import Surface, fit
@@ -123,13 +124,13 @@ def learn(
     """
     sources = len(runs.sources)
     deciding = runs.deciding
-    if not deciding:
-        raise ConfigError(
-            "wrong-metric",
-            "the names of all metrics begin with 'test_', but test sets cannot select a mixture",
-            place=("runs", "metrics"),
-            hint="rename the metric to minimise",
-        )
+    require(
+        deciding,
+        "wrong-metric",
+        "the names of all metrics begin with 'test_', but test sets cannot select a mixture",
+        place=("runs", "metrics"),
+        hint="rename the metric to minimise",
+    )
     targets = settings.target_weights(deciding)
     wrong = ~np.isfinite(np.array([*runs.metrics.values()])).all(0)
     kept = runs.only(~wrong)

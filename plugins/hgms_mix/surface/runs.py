@@ -14,9 +14,10 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
+from hgms.config import require
 from hgms.runs import View, counting
 from hgms.store import Folder, finite, json_digest
-from hgms_core import ConfigError, NumericalError
+from hgms_core import NumericalError
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages import (
@@ -240,14 +241,14 @@ def with_evaluated_sets(config: MixConfig) -> MixConfig:
         ("finetune", "start", "fresh"),
     ):
         value = getattr(getattr(config, table), option)
-        if value != needed:
-            raise ConfigError(
-                "not-supported",
-                f"{option}={value!r} is not supported: the runs of a surface have different seeds, "
-                "sample from the sources, and do not learn a mixture",
-                place=(table, option),
-                hint="remove it",
-            )
+        require(
+            value == needed,
+            "not-supported",
+            f"{option}={value!r} is not supported: the runs of a surface have different seeds, "
+            "sample from the sources, and do not learn a mixture",
+            place=(table, option),
+            hint="remove it",
+        )
     task: Any = config.task
     sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}
     sets |= {f"{REPORTED}{name}": source for name, source in task.test.items()}

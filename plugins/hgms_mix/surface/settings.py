@@ -8,7 +8,8 @@ from typing import Any, Literal, final
 import numpy as np
 from attrs import field
 
-from hgms_core import ConfigError, HgmsError, component
+from hgms.config import require
+from hgms_core import HgmsError, component
 from hgms_core.validators import at_least, less_than, not_negative, optional
 from hgms_mix.lm import mixture_shares
 
@@ -66,14 +67,14 @@ class SurfaceSettings:
             return np.full(len(sources), 1 / len(sources))
         if self.prior == "rows":
             rows = [count for count in sources.values() if count is not None]
-            if len(rows) < len(sources):
-                raise ConfigError(
-                    "not-supported",
-                    'prior="rows" requires the number of rows per source, which a table of ratios '
-                    "does not contain",
-                    place=("surface", "prior"),
-                    hint="set one weight per source",
-                )
+            require(
+                len(rows) >= len(sources),
+                "not-supported",
+                'prior="rows" requires the number of rows per source, which a table of ratios '
+                "does not contain",
+                place=("surface", "prior"),
+                hint="set one weight per source",
+            )
             return np.array(rows, dtype=float) / sum(rows)
         return np.array(_shares(self.prior, list(sources), "prior"))
 

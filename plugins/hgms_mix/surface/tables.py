@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
+from hgms.config import require
 from hgms.store import replace_file
 from hgms_core.errors import DataError
 
@@ -77,34 +78,35 @@ def read_runs(ratios: Path, metrics: Path, say: Callable[[str], None] = lambda l
     """
     id_of_ratios, sources, shares = _read(ratios, "a source")
     id_of_metrics, names, values = _read(metrics, "a metric")
-    if len(sources) < 2:
-        raise DataError(
-            "missing-column",
-            f"a mixture requires at least 2 sources, but the file has {len(sources)}",
-            place=(str(ratios),),
-        )
+    require(
+        len(sources) >= 2,
+        "missing-column",
+        f"a mixture requires at least 2 sources, but the file has {len(sources)}",
+        place=(str(ratios),),
+        error=DataError,
+    )
     for run, row in shares.items():
-        if (
-            not all(math.isfinite(share) and share >= 0 for share in row)
-            or abs(sum(row) - 1) > 0.01
-        ):
-            raise DataError(
-                "wrong-row",
-                f"the shares of run {run!r} must be at least 0 and sum to 1 within 0.01, but sum "
-                f"to {sum(row):.4g}",
-                place=(str(ratios),),
-            )
+        require(
+            (all(math.isfinite(share) and share >= 0 for share in row))
+            and abs(sum(row) - 1) <= 0.01,
+            "wrong-row",
+            f"the shares of run {run!r} must be at least 0 and sum to 1 within 0.01, but sum "
+            f"to {sum(row):.4g}",
+            place=(str(ratios),),
+            error=DataError,
+        )
     common = [
         run
         for run in shares
         if run in values and all(math.isfinite(value) for value in values[run])
     ]
-    if not common:
-        raise DataError(
-            "no-rows",
-            f"no {id_of_ratios} in {ratios} has a {id_of_metrics} with all metrics",
-            place=(str(metrics),),
-        )
+    require(
+        common,
+        "no-rows",
+        f"no {id_of_ratios} in {ratios} has a {id_of_metrics} with all metrics",
+        place=(str(metrics),),
+        error=DataError,
+    )
     if others := (shares.keys() | values.keys()) - set(common):
         some = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
         say(
@@ -147,8 +149,13 @@ def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]
             f"the file has no {missing} (columns: {', '.join(header) or 'none'})",
             place=(str(path),),
         )
-    if len(set(names)) < len(names):
-        raise DataError("duplicate-name", "two columns have the same name", place=(str(path),))
+    require(
+        len(set(names)) == len(names),
+        "duplicate-name",
+        "two columns have the same name",
+        place=(str(path),),
+        error=DataError,
+    )
     values: dict[str, list[float]] = {}
     for line, row in rows:
         try:
@@ -158,9 +165,12 @@ def _read(path: Path, what: str) -> tuple[str, list[str], dict[str, list[float]]
             raise DataError(
                 "wrong-row", f"the row is wrong: {error}", place=(str(path), line)
             ) from None
-        if cells[key] in values:
-            raise DataError(
-                "duplicate-name", f"two rows have the run {cells[key]!r}", place=(str(path), line)
-            )
+        require(
+            cells[key] not in values,
+            "duplicate-name",
+            f"two rows have the run {cells[key]!r}",
+            place=(str(path), line),
+            error=DataError,
+        )
         values[cells[key]] = numbers
     return key, names, values

@@ -15,10 +15,11 @@ import numpy as np
 import tomlkit
 from attrs import frozen
 
+from hgms.config import require
 from hgms.config.tables import merge_options, tables_of
 from hgms.executors import Executor, Here, Piece, run_together
 from hgms.plugins import Registry
-from hgms_core import ConfigError, HgmsError, Key, NumericalError
+from hgms_core import HgmsError, Key, NumericalError
 from hgms_core.components import evolve
 from hgms_mix.stages import OF_GRIDS, MixConfig, claim, read
 from hgms_mix.surface import proxy
@@ -71,20 +72,20 @@ def load(
     settings = settings_of(table.pop("surface", {}), registry, path.name)
     config = read(table, path.name, places, registry)
     larger = config.finetune.model is not None
-    if check and not larger:
-        raise ConfigError(
-            "missing-option",
-            f"--check {check} requires the larger model in finetune.model",
-            place=("finetune", "model"),
-            hint="add the table [finetune.model]",
-        )
-    if check and check < 3:
-        raise ConfigError(
-            "out-of-range",
-            f"--check {check} must be at least 3, the minimum for a rank correlation",
-            place=("--check",),
-            hint="use 8 mixtures or more",
-        )
+    require(
+        not check or larger,
+        "missing-option",
+        f"--check {check} requires the larger model in finetune.model",
+        place=("finetune", "model"),
+        hint="add the table [finetune.model]",
+    )
+    require(
+        not check or check >= 3,
+        "out-of-range",
+        f"--check {check} must be at least 3, the minimum for a rank correlation",
+        place=("--check",),
+        hint="use 8 mixtures or more",
+    )
     finetune = evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
     return Plan(
         path=path,
@@ -217,13 +218,14 @@ def run_points(
 
 def _check_diverged(outcomes: Sequence[Outcome], most: int) -> None:
     diverged = sum(not outcome.is_finite for outcome in outcomes)
-    if diverged > most:
-        raise NumericalError(
-            "diverged",
-            f"the losses of {diverged} runs are not finite, but at most {most} may be",
-            place=("finetune", "lr"),
-            hint="decrease lr, or set clip = 1.0",
-        )
+    require(
+        diverged <= most,
+        "diverged",
+        f"the losses of {diverged} runs are not finite, but at most {most} may be",
+        place=("finetune", "lr"),
+        hint="decrease lr, or set clip = 1.0",
+        error=NumericalError,
+    )
 
 
 def compare_models(

@@ -6,7 +6,7 @@ import numpy as np
 
 from hgms_mix.lm.examples import Example
 from hgms_mix.lm.formats import Message
-from hgms_mix.lm.overlaps import Overlap, overlap_warning, overlaps
+from hgms_mix.lm.overlaps import overlap_warning
 from hgms_mix.lm.rows import Index, key_of
 from hgms_mix.lm.table import Report
 
@@ -22,15 +22,19 @@ def examples(*prompts: str) -> Index:
 
 
 def test_overlaps_are_counted_between_the_parts_and_told() -> None:
-    result = overlaps(
+    result = overlap_warning(
         {"clean": examples("one", "Two  words", "three"), "other": examples("four")},
         {"val": examples("two\nWORDS", "five", "five")},
         {"test": examples("FIVE", "four", "six", "one "), "far": examples("seven")},
     )
-    assert result == (
-        Overlap("validation", "val", "train", "clean", 1, 3, (0,)),
-        Overlap("test", "test", "train", "clean", 1, 4, (3,)),
-        Overlap("test", "test", "train", "other", 1, 4, (1,)),
-        Overlap("test", "test", "validation", "val", 1, 4, (0,)),
+    assert result.splitlines()[1:-1] == [
+        "  validation 'val' and train 'clean': 1 of 3 (33.3%); rows 0 of 'val'",
+        "  test 'test' and train 'clean': 1 of 4 (25.0%); rows 3 of 'test'",
+        "  test 'test' and train 'other': 1 of 4 (25.0%); rows 1 of 'test'",
+        "  test 'test' and validation 'val': 1 of 4 (25.0%); rows 0 of 'test'",
+    ]
+    many = examples(*map(str, range(7)))
+    assert "7 of 7 (100.0%); rows 0, 1, 2, 3, 4, … of 'v'" in overlap_warning(
+        {"s": many}, {"v": many}
     )
-    assert "1 of 3 (33.3%); rows 0 of 'val'" in overlap_warning(result)
+    assert overlap_warning({"s": many}, {"v": examples("other")}) == ""

@@ -68,7 +68,7 @@ def test_losses_and_gradients_are_those_of_the_full_width(
         read.append(model.tokens["forward_tokens"])
     assert_same(results[0], results[1], rtol=1e-10, atol=1e-10)
     assert rows is not None or read[1] < 0.75 * (read[2] - read[1])
-    full = model._full_width(x, tokens, mask, None)
+    full, _ = model.nll(x, tokens, mask, seeds=(0,))
     assert_same(results[0][:2], (full, mask[..., 1:].sum(-1)), rtol=1e-12, atol=1e-12)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attrs import evolve
 from support.helpers import F64, assert_same
 from support.less_runs import PROBLEM, checkpoints, less, ranked, scores_by_hand
 from support.source_problems import (
@@ -21,7 +20,6 @@ from torch import Tensor
 from hgms_core import Key, Problem
 from hgms_mix.lm import adamw_part
 from hgms_mix.methods.less import GradientProjection, Less
-from hgms_mix.methods.less.projection import Projector
 
 CLOSE = {"rtol": 1e-6, "atol": 1e-9}
 
@@ -96,11 +94,11 @@ def test_projected_scores_are_within_the_projections_error() -> None:
 
 
 def test_projection_is_one_linear_map_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    projector = Projector(key=Key(5), dims=16)
+    projection = GradientProjection(dims=16)
     # ten coordinates a block
-    monkeypatch.setattr("hgms_mix.methods.less.projection.BLOCK", 16 * 10)
+    monkeypatch.setattr("hgms_mix.methods.less.gradients.BLOCK", 16 * 10)
     leaves = [torch.eye(37, dtype=F64)[:, :25].reshape(37, 5, 5), torch.eye(37, dtype=F64)[:, 25:]]
-    matrix = projector.apply(leaves)  # the images of all unit vectors: the matrix itself
+    matrix = projection.apply(leaves, Key(5))  # the images of all unit vectors: the matrix itself
     assert matrix.shape == (37, 16)
     size = matrix.abs()
     # ±1/2 at four places, which may coincide
@@ -108,9 +106,11 @@ def test_projection_is_one_linear_map_in_blocks(monkeypatch: pytest.MonkeyPatch)
     assert bool((size.sum(1) <= 2 + 1e-12).all())
     vectors = torch.randn(4, 37, generator=torch.Generator().manual_seed(0), dtype=F64)
     parts = [vectors[:, :25].reshape(4, 5, 5), vectors[:, 25:]]
-    assert_same(projector.apply(parts), vectors @ matrix, atol=1e-12)
-    assert not torch.equal(evolve(projector, key=Key(6)).apply(leaves), matrix)
-    assert_same(evolve(projector, dims=37).apply([vectors]), vectors)  # none to more dimensions
+    assert_same(projection.apply(parts, Key(5)), vectors @ matrix, atol=1e-12)
+    assert not torch.equal(projection.apply(leaves, Key(6)), matrix)
+    assert_same(
+        GradientProjection(dims=37).apply([vectors], Key(5)), vectors
+    )  # none to more dimensions
 
 
 def test_neither_chunks_nor_a_projection_to_more_dimensions_matter() -> None:

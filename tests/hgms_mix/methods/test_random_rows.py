@@ -13,8 +13,9 @@ from support.source_files import source_of
 from support.source_problems import assert_shares, by_torch, network_sources, on_rows, stepped
 
 from hgms_core import Key
+from hgms_mix.lm import prior_shares
 from hgms_mix.methods.random_rows import RandomRows
-from hgms_mix.methods.random_rows.random_rows import draw_rows, shares
+from hgms_mix.methods.random_rows.random_rows import draw_rows
 
 PROBLEM = network_sources()
 
@@ -24,7 +25,7 @@ def random_rows(**options: Any) -> RandomRows:
 
 
 def test_every_row_comes_equally_often() -> None:
-    assert shares(PROBLEM) == {"near": 0.5, "turned": 0.3, "noise": 0.2}
+    assert prior_shares(PROBLEM, "rows") == {"near": 0.5, "turned": 0.3, "noise": 0.2}
     counts = torch.bincount(draw_rows(PROBLEM, Key(0), 80_000), minlength=40)
     # 2,000 each; the deviation of such a count is 44.
     assert (len(counts), int((counts - 2000).abs().max()) < 200) == (40, True)

@@ -9,6 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.config import require
 from hgms_core import NumericalError
 
 FLOORS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -158,14 +159,15 @@ def propose(laws: Sequence[Law], prior: Tensor, kl: float) -> Tensor:
                 length /= 2
             m = m + length * change
             dual = lower
-    if not least <= WRONG:
-        raise NumericalError(
-            "not-converged",
-            f"the mixture of op-mix cannot be computed at kl={kl:g}: the bound on its error is "
-            f"{least:.1g} (1-norm)",
-            place=("method", "kl"),
-            hint="increase kl",
-        )
+    require(
+        least <= WRONG,
+        "not-converged",
+        f"the mixture of op-mix cannot be computed at kl={kl:g}: the bound on its error is "
+        f"{least:.1g} (1-norm)",
+        place=("method", "kl"),
+        hint="increase kl",
+        error=NumericalError,
+    )
     weights = np.zeros(len(allowed))
     weights[allowed] = best
     return torch.from_numpy(weights)

@@ -10,8 +10,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Key, NumericalError, Problem, Record, State, component
+from hgms.config import lowering, require
+from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import at_least, positive
 from hgms_mix.contrib.op_mix.law import fit, propose
@@ -110,26 +110,26 @@ class OpMix(hgms_mix.lm.MixtureMethod):
         sources = self.sources(problem)
         count = len(sources.names)
         hgms_mix.lm.check_role(problem, "method 'op-mix' compares mixtures on", "select")
-        if count < 2:
-            raise ConfigError(
-                "not-supported",
-                "method 'op-mix' requires at least 2 sources, but the problem has one: "
-                f"{sources.names[0]!r}",
-                place=("problem", "sources"),
-            )
-        if self.candidates < count + 2:
-            raise ConfigError(
-                "out-of-range",
-                f"candidates={self.candidates} must be at least {count + 2}: the law of {count} "
-                f"sources has {count + 1} parameters",
-                place=("method", "candidates"),
-            )
-        if self.own <= 1 / count:
-            raise ConfigError(
-                "out-of-range",
-                f"own={self.own} must be greater than 1/{count}, the even share of {count} sources",
-                place=("method", "own"),
-            )
+        require(
+            count >= 2,
+            "not-supported",
+            "method 'op-mix' requires at least 2 sources, but the problem has one: "
+            f"{sources.names[0]!r}",
+            place=("problem", "sources"),
+        )
+        require(
+            self.candidates >= count + 2,
+            "out-of-range",
+            f"candidates={self.candidates} must be at least {count + 2}: the law of {count} "
+            f"sources has {count + 1} parameters",
+            place=("method", "candidates"),
+        )
+        require(
+            self.own > 1 / count,
+            "out-of-range",
+            f"own={self.own} must be greater than 1/{count}, the even share of {count} sources",
+            place=("method", "own"),
+        )
         return {
             **self.start(problem, seed, "probes"),
             "theta": dict(problem.theta0),
@@ -175,13 +175,14 @@ class OpMix(hgms_mix.lm.MixtureMethod):
         x = hgms_mix.lm.interpolate(probes, points[at].tolist())
         step = state["step"] + 1
         by_set, spent = hgms_mix.lm.set_losses(problem, x, "select", self.chunk, step)
-        if not (by_set > 0).all():
-            raise NumericalError(
-                "out-of-range",
-                f"step {step}: the validation losses {by_set.tolist()} must be greater than 0 for "
-                "the law of 'op-mix'",
-                place=("problem", "f"),
-            )
+        require(
+            (by_set > 0).all(),
+            "out-of-range",
+            f"step {step}: the validation losses {by_set.tolist()} must be greater than 0 for "
+            "the law of 'op-mix'",
+            place=("problem", "f"),
+            error=NumericalError,
+        )
         losses = torch.cat([state["losses"].reshape(at, len(by_set)), by_set[None]])
         changes: State = {"losses": losses, "at": at + 1}
         record: Record = {"upper_loss": by_set.mean()}

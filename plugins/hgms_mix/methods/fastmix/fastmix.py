@@ -129,6 +129,7 @@ class FastMix(hgms_mix.lm.PhasedMethod):
             state["theta"],
             state["train"],
             self,
+            batch_size=self.batch_size,
             key=key.fold("batches"),
             at=state["at"],
             count=self.updates,

@@ -3,20 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field
+from torch import Tensor
 
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Cost, Key, Problem, Record, State, component
-from hgms_core.validators import positive
-from hgms_mix.methods.less.features import Features, Preconditioner
-from hgms_mix.methods.less.projection import GradientProjection as GradientProjection
-from hgms_mix.methods.less.schedule import Schedule
-from hgms_mix.methods.less.schedule import Warmup as Warmup
+from hgms_core.validators import less_than, not_negative, positive
+from hgms_mix.methods.less.gradients import GradientProjection as GradientProjection
+from hgms_mix.methods.less.gradients import adam_steps, row_gradients
+
+
+@final
+@component
+class Warmup:
+    """Table ``warmup`` of LESS: training on a random part of all rows.
+
+    Parameters
+    ----------
+    share
+        Of the pool's rows.
+    epochs
+        Passes over them; gradients are compared after each.
+    rising
+        Share of the updates over which lr rises; then it falls linearly to (almost) 0.
+
+    Examples
+    --------
+    >>> rates = [Warmup().average_rate(2e-5, 1000, epoch) for epoch in range(4)]
+    >>> [f"{rate:.2e}" for rate in rates]  # what the LESS authors report, to two digits
+    ['1.68e-05', '1.29e-05', '7.73e-06', '2.58e-06']
+    """
+
+    share: float = field(default=0.05, validator=hgms_mix.lm.some_share)
+    epochs: int = field(default=4, validator=positive)
+    rising: float = field(default=0.03, validator=[not_negative, less_than(1)])
+
+    def rate(self, lr: float, updates: int, update: int) -> float:
+        """Return the learning rate of an update; ``updates`` is their number per epoch."""
+        total = self.epochs * updates
+        rising = math.ceil(self.rising * total)
+        if update < rising:
+            return lr * (update + 1) / rising
+        return lr * (total - update) / (total - rising)
+
+    def average_rate(self, lr: float, updates: int, epoch: int) -> float:
+        """Return the mean learning rate of an epoch."""
+        rates = (self.rate(lr, updates, epoch * updates + i) for i in range(updates))
+        return sum(rates) / updates
 
 
 @final
@@ -117,15 +155,15 @@ class Less(hgms_mix.lm.RowSelection):
         return {"epoch": state["epoch"] + 1}
 
     def _warm_up(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
-        schedule = self._schedule(state)
+        updates = self._updates(state)
         at = state["at"]
-        done = state["epoch"] * schedule.updates + at
+        done = state["epoch"] * updates + at
         key = Key(state["seed"]).fold("order")
         warmup = state["warmup"]
         rows = warmup[hgms_mix.lm.epoch_rows(key, len(warmup), done, self.batch_size)]
-        lr = schedule.rate(done)
+        lr = self.warmup.rate(self.lr, updates, done)
         trained, record, cost = self.update_on_rows(problem, state, rows, lr=lr, count=done + 1)
-        over = at + 1 == schedule.updates
+        over = at + 1 == updates
         return (
             {**trained, "at": 0 if over else at + 1, "phase": "validation" if over else "warmup"},
             {**record, "lr": lr},
@@ -137,21 +175,26 @@ class Less(hgms_mix.lm.RowSelection):
         data = problem.upper_data["differentiate"]
         parts = len(self.sources(problem).parts)
         index = torch.arange(state["at"], min(state["at"] + self.chunk, data.size))
-        features, part, loss = self._features(state).of_validation(problem, state, index)
+        grads, losses, batch = row_gradients(problem.f, problem, state, data, index, "validation")
+        features = self._directions(grads, state)
         val = state["val"] or {
             "sums": features.new_zeros(parts, features.shape[1]),
             "counts": features.new_zeros(parts),
         }
         ones = torch.ones_like(features[:, 0])
         val = {
-            "sums": val["sums"].index_add(0, part, features),
-            "counts": val["counts"].index_add(0, part, ones),
+            "sums": val["sums"].index_add(0, batch["source"].reshape(-1), features),
+            "counts": val["counts"].index_add(0, batch["source"].reshape(-1), ones),
         }
         over = int(index[-1]) + 1 == data.size
         changes: State = {"val": val, "at": 0 if over else state["at"] + len(index)}
         if over:
             changes["phase"] = "pool"
-        return changes, {"upper_loss": loss}, Cost(upper_gradients=len(index), rows=len(index))
+        return (
+            changes,
+            {"upper_loss": losses.mean()},
+            Cost(upper_gradients=len(index), rows=len(index)),
+        )
 
     def _score(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         """Add w_t ⟨Γ_t, mean validation direction⟩ to the scores of some rows.
@@ -162,12 +205,21 @@ class Less(hgms_mix.lm.RowSelection):
         first = state["at"]
         epoch = state["epoch"]
         last = min(first + self.chunk, pool.size)
-        features, loss = self._features(state).of_pool(problem, state, torch.arange(first, last))
-        schedule = self._schedule(state)
-        val = state["val"]
-        weight = schedule.average(epoch) / sum(
-            schedule.average(number) for number in range(self.warmup.epochs)
+        index = torch.arange(first, last)
+        pooled = self.sources(problem).pooled
+        grads, losses, _ = row_gradients(pooled, problem, state, pool, index, "pool")
+        m, v = (list(hgms_mix.lm.adamw_part(state["train"], part).values()) for part in "mv")
+        steps = adam_steps(
+            grads, m, v, betas=self.betas, eps=self.eps, eps_placement=self.eps_placement
         )
+        features = self._directions(steps, state)
+        updates = self._updates(state)
+        val = state["val"]
+        rates = [
+            self.warmup.average_rate(self.lr, updates, number)
+            for number in range(self.warmup.epochs)
+        ]
+        weight = rates[epoch] / sum(rates)
         scores = state["scores"].clone()
         scores[:, first:last] += (
             weight * (val["sums"] / val["counts"][:, None] @ features.T).double().cpu()
@@ -181,14 +233,21 @@ class Less(hgms_mix.lm.RowSelection):
                 changes |= {"phase": "warmup", "epoch": epoch + 1}
             else:
                 changes |= {"phase": "train", **self.fresh(problem)}
-        return changes, {"lower_loss": loss}, Cost(lower_gradients=last - first, rows=last - first)
-
-    def _schedule(self, state: State) -> Schedule:
-        updates = math.ceil(len(state["warmup"]) / self.batch_size)
-        return Schedule(lr=self.lr, warmup=self.warmup, updates=updates)
-
-    def _features(self, state: State) -> Features:
-        gamma = Preconditioner(betas=self.betas, eps=self.eps, eps_placement=self.eps_placement)
-        return Features(
-            gamma=gamma, projector=self.projection and self.projection.projector(Key(state["seed"]))
+        return (
+            changes,
+            {"lower_loss": losses.mean()},
+            Cost(lower_gradients=last - first, rows=last - first),
         )
+
+    def _updates(self, state: State) -> int:
+        """Return the number of updates of an epoch of the warm-up."""
+        return math.ceil(len(state["warmup"]) / self.batch_size)
+
+    def _directions(self, vectors: Sequence[Tensor], state: State) -> Tensor:
+        """Return the projected vectors, scaled to length 1; zero vectors stay zero."""
+        projected = (
+            torch.cat([leaf.flatten(1) for leaf in vectors], dim=1)
+            if self.projection is None
+            else self.projection.apply(vectors, Key(state["seed"]))
+        )
+        return torch.nn.functional.normalize(projected, dim=1)

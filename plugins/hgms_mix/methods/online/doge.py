@@ -12,8 +12,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component
+from hgms.config import lowering, require
+from hgms_core import Cost, Key, Problem, Record, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import optional_positive, positive
 from hgms_mix.methods.online import gradients, training
@@ -98,12 +98,12 @@ class DoGE(training.ProxyMethod):
     memory_hints = lowering(other=["batch_size", "validation_batch_size"])
 
     def __attrs_post_init__(self) -> None:
-        if len(self.bounds) != 2 or not self.bounds[0] < self.bounds[1]:
-            raise ConfigError(
-                "wrong-value",
-                f"bounds={self.bounds} must be two numbers (low, high) with low < high",
-                place=("bounds",),
-            )
+        require(
+            len(self.bounds) == 2 and self.bounds[0] < self.bounds[1],
+            "wrong-value",
+            f"bounds={self.bounds} must be two numbers (low, high) with low < high",
+            place=("bounds",),
+        )
 
     @classmethod
     def testing_instance(cls) -> DoGE:

@@ -106,11 +106,8 @@ class DoReMi(training.ProxyMethod):
     def _reference(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         sources = self.sources(problem)
         count = min(self.updates, self.steps - state["at"])
-        prior = (
-            training.even(sources)
-            if self.prior == "uniform"
-            else training.shares_of_rows(problem, sources)
-        )
+        shares = hgms_mix.lm.prior_shares(problem, self.prior)
+        prior = torch.tensor([shares[name] for name in sources.names], dtype=torch.float64)
         at = state["at"]
         key = Key(state["seed"]).fold("reference")
         train, record, spent = training.train_on_mixture(

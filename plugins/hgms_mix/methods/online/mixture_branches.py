@@ -24,14 +24,14 @@ from hgms_core import (
     gradient,
     repeat,
 )
-from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
+from hgms_core.validators import not_negative, optional_positive, positive
 from hgms_mix.methods.online.gradients import directions_of
 from hgms_mix.methods.online.training import mixture_rows
 
 
 @final
 @component
-class MixtureBranches:
+class MixtureBranches(hgms_mix.lm.AdamWSettings):
     """N branches of K AdamW updates, carried from step to step: the branches are the final
     training, not a proxy::
 
@@ -109,9 +109,6 @@ class MixtureBranches:
     tilt: float = field(default=0.0, validator=not_negative)
     upper_batch_size: int | None = field(default=None, validator=optional_positive)
     lr: float = field(default=2e-4, validator=positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
-    eps: float = field(default=1e-8, validator=positive)
-    weight_decay: float = field(default=0.0, validator=not_negative)
     schedule: Literal["constant", "linear"] = "constant"
 
     memory_hints = lowering(other=["batch_size", "upper_batch_size", "count"])

@@ -12,7 +12,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, Sources, State, Tree, component
+from hgms.config import require
+from hgms_core import Cost, Data, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes
 from hgms_core.validators import not_negative, optional_positive, positive
 
@@ -49,13 +50,13 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
             For more sources than ``batch_size``.
         """
         sources = self.sources(problem)
-        if self.batch_size < len(sources.names):
-            raise ConfigError(
-                "out-of-range",
-                f"batch_size={self.batch_size} must be at least {len(sources.names)}: method "
-                f"{self.name!r} requires rows of all sources in a batch",
-                place=("method", "batch_size"),
-            )
+        require(
+            self.batch_size >= len(sources.names),
+            "out-of-range",
+            f"batch_size={self.batch_size} must be at least {len(sources.names)}: method "
+            f"{self.name!r} requires rows of all sources in a batch",
+            place=("method", "batch_size"),
+        )
         total = torch.zeros(len(sources.names), dtype=torch.float64)
         weights = even(sources)
         return super().start(problem, seed, phase, weights=weights, sum=total, **more)
@@ -134,16 +135,6 @@ class RoundsMethod(hgms_mix.lm.PhasedMethod):
 def even(sources: Sources) -> Tensor:
     """Return ω = 1/S."""
     return torch.full((len(sources.names),), 1 / len(sources.names), dtype=torch.float64)
-
-
-def shares_of_rows(problem: Problem, sources: Sources) -> Tensor:
-    """Return ω_s = n_s / n, the share of source s of all rows.
-
-    The counts are from the files of the sources, even if the task keeps fewer rows.
-    """
-    sizes = hgms_mix.lm.source_sizes(problem)
-    counts = torch.tensor([sizes[name] for name in sources.names], dtype=torch.float64)
-    return counts / counts.sum()
 
 
 def tilt(weights: Tensor, scores: Tensor) -> Tensor:

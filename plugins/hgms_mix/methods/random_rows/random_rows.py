@@ -81,7 +81,10 @@ class RandomRows(hgms_mix.lm.TrainedMethod):
 
     def init(self, problem: Problem, seed: int) -> State:
         started = self.start(problem, seed, "train")
-        return {**started, "theta": self.sources(problem).theta(shares(problem))}
+        return {
+            **started,
+            "theta": self.sources(problem).theta(hgms_mix.lm.prior_shares(problem, "rows")),
+        }
 
     @property
     def phases(self) -> Mapping[str, hgms_mix.lm.Phase]:
@@ -102,18 +105,12 @@ class RandomRows(hgms_mix.lm.TrainedMethod):
         return {**changes, "at": at + count}, record, spent
 
 
-def shares(problem: Problem) -> dict[str, float]:
-    """Return n_s / n of each source."""
-    sizes = hgms_mix.lm.source_sizes(problem)
-    return {name: size / sum(sizes.values()) for name, size in sizes.items()}
-
-
 def draw_rows(problem: Problem, key: Key, count: int) -> Tensor:
     """Draw numbers of pool rows with replacement.
 
     Each row is from source s with probability n_s / n, and uniform over the rows of the source.
     """
-    own = shares(problem)
+    own = hgms_mix.lm.prior_shares(problem, "rows")
     held = torch.tensor([rows for _, rows in problem.lower_data.strata or ()])
     probability = torch.tensor(
         [own[name] for name, _ in problem.lower_data.strata or ()], dtype=torch.float64

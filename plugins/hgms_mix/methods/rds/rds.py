@@ -10,8 +10,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, State, component
+from hgms.config import lowering, require
+from hgms_core import Cost, Data, Key, Problem, Record, State, component
 from hgms_core.capabilities import GivesRepresentations, find
 from hgms_core.validators import positive
 
@@ -84,14 +84,14 @@ class Rds(hgms_mix.lm.RowSelection):
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = self.sources(problem)
-        if find(sources.examples, GivesRepresentations) is None:
-            raise ConfigError(
-                "not-supported",
-                "method 'rds' requires representations of rows, but the problem has none",
-                place=("method",),
-                hint="let `examples` of the sources declare GivesRepresentations: "
-                "representations(x, batch) returns one vector per row",
-            )
+        require(
+            find(sources.examples, GivesRepresentations) is not None,
+            "not-supported",
+            "method 'rds' requires representations of rows, but the problem has none",
+            place=("method",),
+            hint="let `examples` of the sources declare GivesRepresentations: "
+            "representations(x, batch) returns one vector per row",
+        )
         hgms_mix.lm.check_role(problem, "method 'rds' compares with", "differentiate")
         empty = torch.empty(0, dtype=torch.int64)
         return self.start(

@@ -10,20 +10,20 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component
+from hgms.config import lowering, require
+from hgms_core import Cost, Key, Problem, Record, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import at_least, positive
-from hgms_mix.methods.regmix.regression import Mixtures, Regressor, best, fit, sklearn
+from hgms_mix.methods.regmix.regression import Regressor, best, draw_mixtures, fit, sklearn
 
 
 def _range(instance: object, attribute: object, value: tuple[float, float]) -> None:
-    if len(value) != 2 or not 0 < value[0] <= value[1]:
-        raise ConfigError(
-            "wrong-value",
-            f"concentration={value} must be two positive numbers (low, high) with low <= high",
-            place=("concentration",),
-        )
+    require(
+        len(value) == 2 and 0 < value[0] <= value[1],
+        "wrong-value",
+        f"concentration={value} must be two positive numbers (low, high) with low <= high",
+        place=("concentration",),
+    )
 
 
 @final
@@ -103,12 +103,12 @@ class RegMix(hgms_mix.lm.MixtureMethod):
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
-        if self.top > self.simulated:
-            raise ConfigError(
-                "out-of-range",
-                f"top={self.top} must be at most simulated={self.simulated}",
-                place=("top",),
-            )
+        require(
+            self.top <= self.simulated,
+            "out-of-range",
+            f"top={self.top} must be at most simulated={self.simulated}",
+            place=("top",),
+        )
 
     @classmethod
     def testing_instance(cls) -> RegMix:
@@ -125,7 +125,7 @@ class RegMix(hgms_mix.lm.MixtureMethod):
         return {
             **started,
             "run": 0,
-            "mixtures": self._mixtures(problem).draw(Key(seed).fold("mixtures"), self.runs),
+            "mixtures": self._draw(problem, Key(seed).fold("mixtures"), self.runs),
             "losses": torch.empty(0, dtype=torch.float64),
             "best": dict(problem.x0),
         }
@@ -161,17 +161,14 @@ class RegMix(hgms_mix.lm.MixtureMethod):
         if int(losses.argmin()) == run:
             changes["best"] = x
         if run + 1 == self.runs:
-            regression = fit(
-                mixtures, losses, self.regressor, Key(state["seed"]).fold("regression").derive()
-            )
-            simulated = self._mixtures(problem).draw(
-                Key(state["seed"]).fold("simulated"), self.simulated
-            )
-            omega, predicted = best(regression, simulated, self.top)
+            key = Key(state["seed"])
+            predict = fit(mixtures, losses, self.regressor, key.fold("regression").derive())
+            simulated = self._draw(problem, key.fold("simulated"), self.simulated)
+            omega, predicted = best(predict, simulated, self.top)
             changes |= {"phase": "train", "theta": self.theta(problem, omega)}
             record |= {
                 "predicted_loss": predicted,
-                "regression_error": regression.error,
+                "regression_error": float((predict(mixtures) - losses).square().mean().sqrt()),
                 "lowest_run_loss": losses.min(),
             }
         spent += Cost(upper_values=1, rows=problem.upper_data["select"].size)
@@ -189,11 +186,7 @@ class RegMix(hgms_mix.lm.MixtureMethod):
         )
         return loss
 
-    def _mixtures(self, problem: Problem) -> Mixtures:
-        names, (low, high) = self.sources(problem).names, self.concentration
-        sizes = (
-            hgms_mix.lm.source_sizes(problem) if self.prior == "rows" else dict.fromkeys(names, 1)
-        )
-        return Mixtures(
-            prior=tuple(sizes[name] / sum(sizes.values()) for name in names), low=low, high=high
-        )
+    def _draw(self, problem: Problem, key: Key, count: int) -> Tensor:
+        shares = hgms_mix.lm.prior_shares(problem, self.prior)
+        prior = [shares[name] for name in self.sources(problem).names]
+        return draw_mixtures(key, count, prior, self.concentration)

@@ -12,8 +12,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering
-from hgms_core import ConfigError, Cost, Data, Key, Problem, Record, State, Tree, component
+from hgms.config import lowering, require
+from hgms_core import Cost, Data, Key, Problem, Record, State, Tree, component
 from hgms_core.validators import not_negative, positive
 
 
@@ -123,14 +123,13 @@ class RhoLoss(hgms_mix.lm.RowSelection):
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def __attrs_post_init__(self) -> None:
-        if self.mode == "online" and self.train_steps == 0:
-            raise ConfigError(
-                "conflicting-options",
-                'train_steps=0 is not supported with mode="online", which selects rows during '
-                "training",
-                place=("train_steps",),
-                hint='set 1 or more, or "none"',
-            )
+        require(
+            self.mode != "online" or self.train_steps != 0,
+            "conflicting-options",
+            'train_steps=0 is not supported with mode="online", which selects rows during training',
+            place=("train_steps",),
+            hint='set 1 or more, or "none"',
+        )
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = self.sources(problem)

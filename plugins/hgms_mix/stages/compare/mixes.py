@@ -11,6 +11,7 @@ from attrs import frozen
 import hgms.comparison
 import hgms_mix.stages
 from hgms.comparison import apply_scale
+from hgms.config import require
 from hgms.config.tables import tables_of
 from hgms.executors import (
     Executor,
@@ -25,7 +26,6 @@ from hgms.executors import (
 from hgms.plugins import Registry
 from hgms.runs import undeclared_plugins
 from hgms.store import finite
-from hgms_core import ConfigError
 from hgms_core.components import evolve
 from hgms_mix.stages import MixConfig
 from hgms_mix.stages.compare.outcome import Outcome
@@ -74,13 +74,13 @@ class Contest:
             The grid is invalid, has several tasks or no test set, or lacks a requested method.
         """
         table = apply_scale(tables_of(grid, "grid"), options.get("scale"), grid.name)
-        if not isinstance(table.get("method"), list):
-            raise ConfigError(
-                "nothing-to-do",
-                "a comparison requires several methods, but the file has one",
-                place=(grid.name, "method"),
-                hint="add [[method]] tables",
-            )
+        require(
+            isinstance(table.get("method"), list),
+            "nothing-to-do",
+            "a comparison requires several methods, but the file has one",
+            place=(grid.name, "method"),
+            hint="add [[method]] tables",
+        )
         own = {
             "seeds": seeds if seeds is None or isinstance(seeds, int) else list(seeds),
             "reference": reference,
@@ -91,26 +91,26 @@ class Contest:
         runs = hgms.comparison.load(
             table, source=grid.name, methods=labels or (), registry=registry
         )
-        if len(runs.tasks) > 1:
-            raise ConfigError(
-                "wrong-length",
-                f"a mix has one task, but the grid has {len(runs.tasks)}",
-                place=(grid.name, "task"),
-                hint="use one grid per task",
-            )
+        require(
+            len(runs.tasks) <= 1,
+            "wrong-length",
+            f"a mix has one task, but the grid has {len(runs.tasks)}",
+            place=(grid.name, "task"),
+            hint="use one grid per task",
+        )
         of_method = {
             method.label: hgms_mix.stages.load(
                 grid, method=method.label, registry=registry, **options
             )
             for method in runs.methods
         }
-        if not all(config.task.test for config in of_method.values()):  # type: ignore[attr-defined]
-            raise ConfigError(
-                "missing-option",
-                "a comparison of models requires a test set, but the task has none",
-                place=(grid.name, "task", "test"),
-                hint="add a table [task.test.NAME]",
-            )
+        require(
+            all(config.task.test for config in of_method.values()),  # type: ignore[attr-defined]
+            "missing-option",
+            "a comparison of models requires a test set, but the task has none",
+            place=(grid.name, "task", "test"),
+            hint="add a table [task.test.NAME]",
+        )
         mixes = {
             (label, seed): evolve(config, seed=seed)
             for seed in runs.seeds
