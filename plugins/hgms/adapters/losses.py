@@ -129,8 +129,7 @@ def check_options(function: Callable[..., Any], options: Mapping[str, object], k
     for name in options:
         if name not in kind.__annotations__:
             known = [*arguments, *kind.__annotations__]
-            label = f"argument of {function.__name__}"
-            raise unknown_name("option", name, known, (name,), label)
+            raise unknown_name("option", name, known, (name,), f"argument of {function.__name__}")
 
 
 def _flatten_fields(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[str, Any]:

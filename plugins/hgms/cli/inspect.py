@@ -10,6 +10,7 @@ import click
 
 from hgms.cli.docstrings import strip_markup
 from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
+from hgms.config.tables import grouped
 from hgms.plugins import KINDS, Component, Host, Kind, PluginInfo, Registry
 from hgms_core import PLUGIN_API, __version__
 from hgms_core.errors import unknown_name
@@ -94,10 +95,11 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
 def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
     """List the plugins with their origin, status and hooks."""
     host = Host.load(files, tolerant=True)
-    commands: dict[str, list[str]] = {}
-    for entries in host.programs.values():
-        for entry in entries:
-            commands.setdefault(host.add_program(entry).name, []).append(f"`hgms {entry.name}`")
+    commands = grouped(
+        (host.add_program(entry).name, f"`hgms {entry.name}`")
+        for entries in host.programs.values()
+        for entry in entries
+    )
     Registry(host)  # errors of components appear only when the registry collects them
     infos = host.infos.values()
     rows = [plugin_row(info) for info in infos]

@@ -33,9 +33,13 @@ def _registry(ctx: click.Context, _option: click.Parameter, files: Sequence[str]
 
 
 def _plugin(name: str, callback: Any = None) -> Any:
-    text = "Load a plugin from a single .py file. Repeatable."
     return click.option(
-        "--plugin", name, multiple=True, metavar="FILE", callback=callback, help=text
+        "--plugin",
+        name,
+        multiple=True,
+        metavar="FILE",
+        callback=callback,
+        help="Load a plugin from a single .py file. Repeatable.",
     )
 
 

@@ -100,8 +100,7 @@ def _ended_by(cell: Cell, error: BaseException) -> Ending:
         text = "".join(traceback.format_exception(error))
         replace_file(RunFolder(cell.path).traceback, text.encode(errors="backslashreplace"))
     line = line_of(error, [cell.config.method, cell.config.task]) or " (see traceback.txt)"
-    message = f"{type(error).__name__}: {error}{line}"
-    return fail_cell(cell, HgmsError("unexpected-error", message))
+    return fail_cell(cell, HgmsError("unexpected-error", f"{type(error).__name__}: {error}{line}"))
 
 
 def fail_cell(cell: Cell, error: HgmsError) -> Ending:
@@ -113,8 +112,12 @@ def fail_cell(cell: Cell, error: HgmsError) -> Ending:
     except (HgmsError, OSError) as why:
         status = "stopped" if isinstance(why, DiskError) else "rejected"
         second = as_error(why)
-        message = f"the failure cannot be recorded: {second.message}"
-        unrecorded = HgmsError("not-recorded", message, place=second.place, hint=second.hint)
+        unrecorded = HgmsError(
+            "not-recorded",
+            f"the failure cannot be recorded: {second.message}",
+            place=second.place,
+            hint=second.hint,
+        )
         return Ending(cell=cell, status=status, error=ErrorGroup([*error.errors, unrecorded]))
     return Ending(cell=cell, status="failed", error=error)
 

@@ -148,8 +148,7 @@ def compare(
         "baselines": False if no_baselines else None,
     }
     table = {"baselines": True, **table}
-    stated = {key: value for key, value in flags.items() if value is not None}
-    table |= stated
+    table |= {key: value for key, value in flags.items() if value is not None}
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:

@@ -15,6 +15,7 @@ from attrs import field, frozen
 from hgms.comparison.cell import Ending
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.sweep import Sweep
+from hgms.config.tables import grouped
 from hgms.packages import frame
 from hgms.results import (
     RECOVERED,
@@ -279,10 +280,9 @@ class Comparison:
 
     def _of_tables(self) -> list[str]:
         """Return notes on reading the tables, on references and on the number of seeds."""
-        of_tasks: dict[str, list[str]] = {}
-        for results in self.tables:
-            for line in results.remarks:
-                of_tasks.setdefault(line, []).append(results.task)
+        of_tasks = grouped(
+            (line, results.task) for results in self.tables for line in results.remarks
+        )
         remarks = {
             line: line if len(tasks) == len(self.tables) else f"{', '.join(tasks)}: {line}"
             for line, tasks in of_tasks.items()
@@ -294,8 +294,7 @@ class Comparison:
             lines.append(
                 f"★ better than {others}: each difference is exact, or its interval excludes zero"
             )
-        pairs = [pair for table in self.tables for pair in table.pairs.values() if pair.count > 1]
-        if pairs:
+        if any(pair.count > 1 for table in self.tables for pair in table.pairs.values()):
             apart = any(len(table.references) > 1 for table in self.tables)
             which = "of methods, and of methods and floors" if apart else ""
             lines.append(

@@ -92,8 +92,7 @@ def run_grid(
         endings.update({ending.cell.path: ending for ending in results.values()})
 
     with distinct_warnings():
-        chosen = sweeps.carry_out(planned, carry_out)
-        cells = grid.cells(chosen)
+        cells = grid.cells(sweeps.carry_out(planned, carry_out))
         carry_out(cells)
     return gather(grid, cells, planned, endings, finished)
 

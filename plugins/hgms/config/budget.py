@@ -80,8 +80,7 @@ class Budget:
                 text if isinstance(text, Budget) else self.parse(text),
                 filter=lambda _, limit: limit,
             )
-        numbers = {name: plain_number(limit) for name, limit in limits.items()}
-        self.__attrs_init__(**numbers)
+        self.__attrs_init__(**{name: plain_number(limit) for name, limit in limits.items()})
 
     def __attrs_post_init__(self) -> None:
         limits = [name for name, value in attrs.asdict(self).items() if value is not None]

@@ -253,8 +253,13 @@ class _Reader:
                 errors += () if refused is None else refused.errors
             elif attribute.default is attrs.NOTHING:
                 hint = hints[attribute.name]
-                message = f"{key} is required: {spell(hint)}{_required_fields(hint)}"
-                errors.append(ConfigError("missing-option", message, place=(key,)))
+                errors.append(
+                    ConfigError(
+                        "missing-option",
+                        f"{key} is required: {spell(hint)}{_required_fields(hint)}",
+                        place=(key,),
+                    )
+                )
         return arguments
 
     def union(self, value: object, hint: Any) -> Any:
@@ -299,12 +304,13 @@ class _Reader:
         table: Any = {"name": value} if isinstance(value, str) else value
         names = ", ".join(parts)
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-            message = f"expected one of {names}, or a table with such a name, got {show(value)}"
-            fail("wrong-type", message)
+            fail(
+                "wrong-type",
+                f"expected one of {names}, or a table with such a name, got {show(value)}",
+            )
         name = table["name"]
         if name not in parts:
-            place = () if isinstance(value, str) else ("name",)
-            raise unknown_name("name", name, parts, place)
+            raise unknown_name("name", name, parts, () if isinstance(value, str) else ("name",))
         rest = {key: item for key, item in table.items() if key != "name"}
         return self.table(rest, parts[name], wrappers)
 

@@ -11,10 +11,13 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hgms_core import Composition, ConfigError
 from hgms_core.errors import CheckpointError
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 DEPTH = 64
 """Maximum number of levels of tables and lists in a file."""
@@ -55,8 +58,11 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         If the text is not valid TOML, or if :func:`check` rejects the table.
     """
     if any(line.count(".") > DOTS for line in text.split("\n")):
-        message = f"a line has more than {DOTS:,} dots, so a key may be too deep"
-        raise CheckpointError("too-deep", message, place=(name,))
+        raise CheckpointError(
+            "too-deep",
+            f"a line has more than {DOTS:,} dots, so a key may be too deep",
+            place=(name,),
+        )
     table: dict[str, Any] = _parse(tomllib.loads, text, name, "TOML: {}")
     return table
 
@@ -67,8 +73,9 @@ def _parse(parser: Callable[[Any], Any], text: str | bytes, name: str, form: str
     except RecursionError:
         raise _too_deep(name) from None
     except ValueError as error:
-        message = f"the file is not valid {form.format(error)}"
-        raise CheckpointError("wrong-format", message, place=(name,)) from None
+        raise CheckpointError(
+            "wrong-format", f"the file is not valid {form.format(error)}", place=(name,)
+        ) from None
     check(value, name)
     return value
 
@@ -104,8 +111,9 @@ def check(value: object, name: str) -> None:
 
 
 def _too_deep(name: str) -> CheckpointError:
-    message = f"the data has more than {DEPTH} levels of tables and lists"
-    return CheckpointError("too-deep", message, place=(name,))
+    return CheckpointError(
+        "too-deep", f"the data has more than {DEPTH} levels of tables and lists", place=(name,)
+    )
 
 
 # --- configuration files
@@ -188,14 +196,16 @@ def merge_setting(
         )
     value = _value(text)
     if len(path) > SETTING_DEPTH:
-        message = f"the key has {len(path)} levels, but at most {SETTING_DEPTH} are supported"
-        raise ConfigError("too-deep", message, place=(option,))
+        raise ConfigError(
+            "too-deep",
+            f"the key has {len(path)} levels, but at most {SETTING_DEPTH} are supported",
+            place=(option,),
+        )
     try:
         check(value, "value")
         set_value(table, path, value)
     except (ConfigError, CheckpointError) as error:
-        parts = {**error.as_dict(), "place": (option,)}
-        raise ConfigError(**parts) from None
+        raise ConfigError(**{**error.as_dict(), "place": (option,)}) from None
     return path
 
 
@@ -232,8 +242,9 @@ def set_value(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
             below = table[part] = {"name": Short(below)}
         if not isinstance(below, dict):
             place = tuple(path[: depth + 1])
-            message = f"{'.'.join(place)} is {show(below)}, not a table"
-            raise ConfigError("wrong-type", message, place=place)
+            raise ConfigError(
+                "wrong-type", f"{'.'.join(place)} is {show(below)}, not a table", place=place
+            )
         table = below
     table[path[-1]] = value
 
@@ -332,6 +343,20 @@ def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key, in order.
+
+    Examples
+    --------
+    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested table as a flat table with dotted keys.
 
@@ -340,11 +365,12 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
     {'solver.name': 'cg', 'lr': 0.1}
     """
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= (
+    return {
+        place: item
+        for key, value in table.items()
+        for place, item in (
             flatten(value, f"{prefix}{key}.")
             if isinstance(value, Mapping)
             else {f"{prefix}{key}": value}
-        )
-    return flat
+        ).items()
+    }

@@ -59,8 +59,7 @@ def cosine_and_ratio(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
     sizes = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
     if not all(0 < size < math.inf for size in sizes):
         return None, None
-    cosine = float((a / sizes[0]) @ (b / sizes[1]))
-    return max(-1.0, min(1.0, cosine)), sizes[0] / sizes[1]
+    return max(-1.0, min(1.0, float((a / sizes[0]) @ (b / sizes[1])))), sizes[0] / sizes[1]
 
 
 def bias(

@@ -208,8 +208,13 @@ class Host:
                     error=text,
                     traceback="".join(traceback.format_exception(error)),
                 )
-                rest = "its observers are not called again, the run continues"
-                LOG.warning("plugin %r (%s): %s; %s", info.name, info.owner, text, rest)
+                LOG.warning(
+                    "plugin %r (%s): %s; %s",
+                    info.name,
+                    info.owner,
+                    text,
+                    "its observers are not called again, the run continues",
+                )
 
     def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:
         """Handle a failure of a plugin, or of a ``part`` of a plugin.

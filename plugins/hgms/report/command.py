@@ -139,7 +139,8 @@ def _as_dict(study: Study, written: Path) -> dict[str, Any]:
     sections = [
         {
             **section.compared.as_dict(),
-            **{key: getattr(section, key) for key in ("title", "task", "version", "budget")},
+            **{key: getattr(section, key) for key in ("title", "version", "budget")},
+            "task": section.runs[0].task_name,
             "verdict": section.verdict,
             "few_seeds": section.compared.few_seeds,
             "methods": [_method(entry) for entry in section.entries],
@@ -158,7 +159,7 @@ def _as_dict(study: Study, written: Path) -> dict[str, Any]:
 
 
 def _method(entry: Entry) -> dict[str, Any]:
-    table = {**entry.row.as_dict(), "seeds": entry.seeds}
+    table = {**entry.row.as_dict(), "seeds": [run.seed for run in entry.runs]}
     if entry.mixture is not None:
         table["mixture"] = {
             source: attrs.asdict(weight) for source, weight in entry.mixture.weights.items()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from hgms.config.tables import grouped
 from hgms.report import mixture
 from hgms.report.curves import POINTS, Curve, Line, band
 from hgms.report.study import Entry, Section, Study, axis_of
@@ -71,10 +72,10 @@ def build(
             place=(", ".join(map(str, folders)),),
         )
     known = dict.fromkeys(name for run in runs for name in [*run.higher_is_better, *run.metrics])
+    labels = {run.label for run in runs}
     for metric in metrics:
         if metric not in known:
             raise unknown_name("metric", metric, known, ("metrics",))
-    labels = {run.label for run in runs}
     if reference is not None and reference not in labels:
         raise unknown_name("method", reference, labels, ("reference",))
 
@@ -115,11 +116,16 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
         if len(budgets) == 1 and len(versions) == 1:
             groups[name] = name, group
             continue
-        parts: dict[str, list[StoredRun]] = {}
-        for run in group:
-            budget = [f"budget {run.budget}"] if len(budgets) > 1 else []
-            version = [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
-            parts.setdefault(", ".join(budget + version), []).append(run)
+        parts = grouped(
+            (
+                ", ".join(
+                    [f"budget {run.budget}"] * (len(budgets) > 1)
+                    + [f"version {run.task_version or 'not recorded'}"] * (len(versions) > 1)
+                ),
+                run,
+            )
+            for run in group
+        )
         for differing, part in sorted(parts.items()):
             groups[f"{name}, {differing}"] = name, part
             methods = ", ".join(sorted({run.label for run in part}))
@@ -172,19 +178,10 @@ def _group_by_name(
 
     The name is the label, with the differing settings if several tables share a label.
     """
-    keys = {run: _key(table_of(run)) for run in runs}
-    labels: dict[str, str] = {}
-    for run in runs:
-        labels.setdefault(keys[run], label_of(run))
+    keys = {run: json.dumps(table_of(run), sort_keys=True, default=str) for run in runs}
+    labels = {keys[run]: label_of(run) for run in reversed(runs)}  # of the first run
     names = short_names({keys[run]: table_of(run) for run in runs}, labels)
-    groups: dict[str, list[StoredRun]] = {}
-    for run in runs:
-        groups.setdefault(names[keys[run]], []).append(run)
-    return groups
-
-
-def _key(table: Mapping[str, Any]) -> str:
-    return json.dumps(table, sort_keys=True, default=str)
+    return grouped((names[keys[run]], run) for run in runs)
 
 
 # --- the rows of the runs
@@ -203,8 +200,7 @@ def _metric(
     names = [name for name in names if any(name in run.metrics for run in runs)]
     if not names:
         return _LOSS, {_LOSS: False}, [_LOSS]
-    main = next((name for name in metrics if name in names), names[0])
-    return main, directions, names
+    return next((name for name in metrics if name in names), names[0]), directions, names
 
 
 def _read(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from hgms.config.tables import grouped
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture, prominent
 from hgms.report.study import Section, Study
@@ -168,14 +169,17 @@ def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
     A source is ranked by its weight in any section with that portfolio. The remaining sources get
     no colour.
     """
-    moving: dict[tuple[str, ...], list[Mixture]] = {}
-    for section in study.sections:
-        for mixture in section.mixtures.values():
-            moving.setdefault(mixture.sources, []).extend([mixture] * mixture.moves)
+    mixtures = grouped(
+        (mixture.sources, mixture)
+        for section in study.sections
+        for mixture in section.mixtures.values()
+    )
     most = len(_SOURCE_COLOURS)
     return {
-        key: dict(zip(prominent(mixed, most), _SOURCE_COLOURS, strict=False))
-        for key, mixed in moving.items()
+        key: dict(
+            zip(prominent([one for one in mixed if one.moves], most), _SOURCE_COLOURS, strict=False)
+        )
+        for key, mixed in mixtures.items()
     }
 
 
@@ -222,10 +226,17 @@ def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) 
         }
         for name, colour, values in areas(mixed, colours)
     ]
-    text = "weights of the sources, stacked" + (
-        ": mean over seeds" if len(mixed.finals) > 1 else ""
+    drawn = figure(
+        f"Mixture over time: {label}",
+        (
+            "weights of the sources, stacked"
+            + (": mean over seeds" if len(mixed.finals) > 1 else "")
+        ),
+        traces,
+        AXES[axis],
+        "weight",
+        range=[0, 1],
     )
-    drawn = figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", range=[0, 1])
     drawn["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
     return drawn
 
@@ -247,8 +258,7 @@ def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | N
     first = np.array([curve.y[np.isfinite(curve.y)][0] for curve in lines])
     if not means.size:
         means = first
-    near = np.abs(first) / 5 <= np.abs(means).max()
-    means = np.concatenate([means, first[near]])
+    means = np.concatenate([means, first[np.abs(first) / 5 <= np.abs(means).max()]])
     low = float(means.min())
     high = float(means.max())
     room = (high - low) or abs(high) or 1.0

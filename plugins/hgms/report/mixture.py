@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from hgms.config.tables import grouped
 from hgms.report.curves import together
 from hgms.results import Interval, StoredRun
 from hgms.uncertainty import Uncertainty, over_seeds
@@ -163,9 +164,10 @@ def prominent(mixtures: Sequence[Mixture], most: int) -> list[str]:
 
     A picture has a limited number of colours.
     """
-    peaks: dict[str, float] = {}
-    for mixture in mixtures:
-        for source, peak in zip(mixture.sources, mixture.over_time.max(1).tolist(), strict=True):
-            peaks[source] = max(peaks.get(source, 0.0), peak)
-    kept = set(sorted(peaks, key=lambda source: -peaks[source])[:most])
+    peaks = grouped(
+        pair
+        for mixture in mixtures
+        for pair in zip(mixture.sources, mixture.over_time.max(1).tolist(), strict=True)
+    )
+    kept = set(sorted(peaks, key=lambda source: -max(0.0, *peaks[source]))[:most])
     return [source for source in peaks if source in kept]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hgms.config.tables import difference, flatten
+from hgms.config.tables import difference, flatten, grouped
 from hgms.diagnosis import missing_measures, warnings
 from hgms.report import tables
 from hgms.report.figures import Style, figures, source_colours, styles
@@ -144,32 +144,27 @@ def _by_environment(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], lis
 def _environments(study: Study) -> list[dict[str, Any]]:
     groups = _by_environment(study.runs)
     differing = difference([table for table, _ in groups])
-    environments = []
-    for table, runs in groups:
-        rows = flatten(table)
-        keys = [*differing, *(key for key in rows if key not in differing)]
-        environments.append(
-            {
-                "runs": len(runs),
-                "paths": [str(run.path) for run in runs],
-                "rows": [
-                    (key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing)
-                    for key in keys
-                ],
-                "empty": not rows,
-            }
-        )
-    return environments
+    return [
+        {
+            "runs": len(runs),
+            "paths": [str(run.path) for run in runs],
+            "rows": [
+                (key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing)
+                for key in dict.fromkeys([*differing, *rows])
+            ],
+            "empty": not rows,
+        }
+        for table, runs in groups
+        for rows in [flatten(table)]
+    ]
 
 
 def _value(value: Any) -> str:
     """Format a value; a list of plugins, ``name (owner)`` each, contains every owner once."""
     if not isinstance(value, list):
         return str(value)
-    owned: dict[str, list[str]] = {}
-    for plugin in map(str, value):
-        name, mark, owner = plugin.partition(" (")
-        owned.setdefault(mark + owner, []).append(name)
+    parts = (str(plugin).partition(" (") for plugin in value)
+    owned = grouped((mark + owner, name) for name, mark, owner in parts)
     return ", ".join(", ".join(names) + owner for owner, names in owned.items())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from attrs import evolve, field, frozen
 
 from hgms.config import Budget
+from hgms.config.tables import grouped
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture
 from hgms.results import Forest, Interval, Row, Skipped, StoredRun, Table, is_share, spell
@@ -48,23 +49,6 @@ class Entry:
     def label(self) -> str:
         return self.row.method
 
-    @property
-    def role(self) -> str:
-        """ "floor" or "ceiling" for a reference; empty for a method."""
-        return self.row.role
-
-    @property
-    def metrics(self) -> Mapping[str, Interval]:
-        return self.row.metrics
-
-    @property
-    def mark(self) -> str:
-        return "; ".join(self.row.notes)
-
-    @property
-    def seeds(self) -> list[int]:
-        return [run.seed for run in self.runs]
-
     def values(self, key: str) -> list[float]:
         """Return a number of every summary, if it is known.
 
@@ -74,19 +58,6 @@ class Entry:
             run.summary.get(key, (run.summary.get("cost") or {}).get(key)) for run in self.runs
         ]
         return [float(value) for value in numbers if value is not None]
-
-    @property
-    def seconds(self) -> list[float]:
-        return [run.seconds for run in self.runs if not math.isnan(run.seconds)]
-
-    @property
-    def compile_seconds(self) -> list[float]:
-        return [run.compile_seconds for run in self.runs]
-
-    @property
-    def peak_memory(self) -> list[float]:
-        peaks = [run.resources.get("peak_memory_bytes") for run in self.runs]
-        return [float(value) for value in peaks if value is not None]
 
 
 @frozen(kw_only=True)
@@ -117,10 +88,6 @@ class Section:
         return self.compared.metric
 
     @property
-    def task(self) -> str:
-        return self.runs[0].task_name
-
-    @property
     def version(self) -> str | None:
         return self.runs[0].task_version
 
@@ -133,19 +100,10 @@ class Section:
         """The unit of the budget."""
         return axis_of(self.budget)
 
-    @property
-    def higher(self) -> bool | None:
-        """Whether a higher value of the main metric is better; ``None`` if unknown."""
-        return self.compared.higher_is_better
-
     @functools.cached_property
     def _values(self) -> dict[str, list[float]]:
         """The values of all runs by metric."""
-        values: dict[str, list[float]] = {}
-        for run in self.runs:
-            for name, value in run.metrics.items():
-                values.setdefault(name, []).append(value)
-        return values
+        return grouped(item for run in self.runs for item in run.metrics.items())
 
     def is_share(self, metric: str) -> bool:
         """Return whether the metric is shown in percent."""
@@ -195,10 +153,11 @@ class Section:
         ranked = [
             entry
             for entry in self.entries
-            if not math.isnan(entry.metrics[self.metric].mean) and not entry.unjudged
+            if not math.isnan(entry.row.metrics[self.metric].mean)
+            and not entry.unjudged
+            and entry.row.role != "ceiling"
         ]
-        ranked = [entry for entry in ranked if entry.role != "ceiling"]
-        if len(ranked) < 2 or self.higher is None or ranked[0].role:
+        if len(ranked) < 2 or self.compared.higher_is_better is None or ranked[0].row.role:
             return ""
         first = ranked[0].label
         rest = {entry.label: self.compared.pairs.get((first, entry.label)) for entry in ranked[1:]}
@@ -229,7 +188,11 @@ class Section:
             if not pair.excludes_zero and not (pair.exact and pair.mean)
         ]
         if not unsure:
-            why = self.compared.few_seeds or ranked[0].mark or "not all of its runs finished"
+            why = (
+                self.compared.few_seeds
+                or "; ".join(ranked[0].row.notes)
+                or "not all of its runs finished"
+            )
             return f"{best}, but no winner is marked ({why}); {lead}."
         named = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3} more" if len(unsure) > 3 else "")
         return f"{best}, but no winner is marked: its difference to {named} may be chance."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import field, frozen
 
 from hgms.config import Budget
-from hgms.config.tables import difference, flatten
+from hgms.config.tables import difference, flatten, grouped
 from hgms.report.compute import carried_out
 from hgms.report.mixture import Mixture, spell_mixture
 from hgms.report.study import Entry, Section, Study
@@ -61,8 +61,12 @@ def amount(value: float | None, unit: float = 1.0) -> Cell:
     return Cell(f"{scaled:,.0f}" if whole else f"{scaled:.4g}", value)
 
 
-def mean(values: Iterable[float], unit: float = 1.0) -> Cell:
-    return amount(_mean(list(values)), unit)
+def average(value: Interval, unit: float = 1.0) -> Cell:
+    return amount(value.mean if value.count else None, unit)
+
+
+def mean(values: Sequence[float]) -> Cell:
+    return amount(_mean(values))
 
 
 def interval(
@@ -150,7 +154,7 @@ def scores(section: Section, *, every: bool = False) -> Table:
     """Build the table of metrics by method, with the paired difference to the reference."""
     names = section.metrics if every else section.metrics[:_METRICS]
     base = section.compared.reference if not every and not section.compared.unjudged else None
-    roles = any(entry.role for entry in section.entries)
+    roles = any(entry.row.role for entry in section.entries)
     shares = not every and any(entry.row.recovered is not None for entry in section.entries)
     columns = [
         "method",
@@ -166,15 +170,15 @@ def scores(section: Section, *, every: bool = False) -> Table:
     rows = []
     for entry in section.entries:
         row = [
-            Cell(entry.label, entry.label, note=entry.mark, number=False),
-            *([text(entry.role)] if roles else []),
+            text(entry.label, "; ".join(entry.row.notes)),
+            *([text(entry.row.role)] if roles else []),
         ]
         for name in names:
             undefined = entry.nonfinite.get(name, 0)
             note = f"not finite in {undefined} of {len(entry.runs)} seeds" if undefined else ""
             strong = name == section.metric and entry.label == section.winner
             percent = section.is_share(name)
-            row.append(interval(entry.metrics[name], percent=percent, note=note, strong=strong))
+            row.append(interval(entry.row.metrics[name], percent=percent, note=note, strong=strong))
             if name == section.metric and base:
                 row.append(interval(entry.row.difference, percent=percent, signed=True))
             if name == section.metric and shares:
@@ -203,8 +207,8 @@ _COSTS = ("lower_gradients", "upper_values", "upper_gradients", "products", "cro
 
 def work(section: Section) -> Table:
     """Build the table of completed outer steps and their cost."""
-    memory = any(entry.peak_memory for entry in section.entries)
-    compiled = any(any(entry.compile_seconds) for entry in section.entries)
+    memory = any(entry.row.cost.peak_memory_bytes.count for entry in section.entries)
+    compiled = any(entry.row.cost.compile_seconds.mean > 0 for entry in section.entries)
     columns = [
         "method",
         "outer steps",
@@ -223,11 +227,11 @@ def work(section: Section) -> Table:
             text(entry.label),
             mean(steps),
             Cell(span, min(steps, default=None)),
-            mean(entry.seconds),
-            *([mean(entry.compile_seconds)] if compiled else []),
+            average(entry.row.cost.seconds),
+            *([average(entry.row.cost.compile_seconds)] if compiled else []),
         ]
         row += [mean(entry.values(name)) for name in ("oracle_calls", *_COSTS)]
-        rows.append(row + ([mean(entry.peak_memory, 2**20)] if memory else []))
+        rows.append(row + ([average(entry.row.cost.peak_memory_bytes, 2**20)] if memory else []))
     caption = (
         "Means over seeds; min–max over seeds of the completed outer steps. Seconds are "
         "without evaluation and compilation."
@@ -244,21 +248,23 @@ def work(section: Section) -> Table:
 
 def mixture(section: Section) -> Table:
     """Build the table of every method's largest sources at the end."""
-    rows = []
-    for label, mixed in section.mixtures.items():
-        rest = (
-            0.0
-            if mixed.uniform
-            else abs(1 - math.fsum(value.mean for value in list(mixed.weights.values())[:3]))
-        )
-        count = len(mixed.finals)
-        rows.append(
-            [text(label), _largest(mixed), Cell(f"{rest:.3f}", rest), Cell(str(count), count)]
-        )
+
+    def rest(mixed: Mixture) -> float:
+        shown = list(mixed.weights.values())[:3]
+        return 0.0 if mixed.uniform else abs(1 - math.fsum(value.mean for value in shown))
+
     return Table(
         title="Final mixture",
         columns=["method", "final source mixture", "rest", "seeds"],
-        rows=rows,
+        rows=[
+            [
+                text(label),
+                _largest(mixed),
+                Cell(f"{rest(mixed):.3f}", rest(mixed)),
+                Cell(str(len(mixed.finals)), len(mixed.finals)),
+            ]
+            for label, mixed in section.mixtures.items()
+        ],
         caption=(
             "The three largest weights of what each method returned: mean over seeds ± "
             "half-width of the 95 % t-interval. Rest: what the other sources hold together."
@@ -287,26 +293,24 @@ def uncertainty(section: Section) -> Table:
 
     It contains the methods that learn weights and have at least two seeds.
     """
-    rows = []
     words = {1: "more of it", -1: "less of it", 0: "cannot be told"}
-    for label, mixed in section.mixtures.items():
-        if len(mixed.finals) < 2 or not mixed.moves:
-            continue
-        for effect in mixed.uncertainty.effects:
-            shown = f"{effect.value:.3f}" + (
-                "" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]"
-            )
-            said = text(words[effect.sign])
-            rows.append(
-                [
-                    text(label),
-                    text(effect.source),
-                    Cell(f"{effect.null:.3f}", effect.null),
-                    Cell(shown, effect.value),
-                    amount(effect.p),
-                    said,
-                ]
-            )
+    rows = [
+        [
+            text(label),
+            text(effect.source),
+            Cell(f"{effect.null:.3f}", effect.null),
+            Cell(
+                f"{effect.value:.3f}"
+                + ("" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]"),
+                effect.value,
+            ),
+            amount(effect.p),
+            text(words[effect.sign]),
+        ]
+        for label, mixed in section.mixtures.items()
+        if len(mixed.finals) > 1 and mixed.moves
+        for effect in mixed.uncertainty.effects
+    ]
     return Table(
         title="Uncertainty of the mixture over seeds",
         columns=["method", "source", "start", "weight", "p", "over seeds"],
@@ -376,21 +380,19 @@ def pairs(section: Section) -> Table:
     labels = [
         entry.label for entry in section.entries if entry.runs and not section.compared.unjudged
     ]
-    rows = []
-    for label in labels:
-        row = [text(label)]
-        for other in labels:
-            value = section.compared.pairs.get((label, other))
-            row.append(
-                Cell("·")
-                if value is None
-                else interval(value, percent=percent, signed=True, strong=value.excludes_zero)
-            )
-        rows.append(row)
+
+    def cell(value: Interval | None) -> Cell:
+        if value is None:
+            return Cell("·")
+        return interval(value, percent=percent, signed=True, strong=value.excludes_zero)
+
     return Table(
         title="Paired differences",
         columns=["method", *labels],
-        rows=rows,
+        rows=[
+            [text(row), *(cell(section.compared.pairs.get((row, column))) for column in labels)]
+            for row in labels
+        ],
         caption=(
             f"{heading(section.metric, percent)}: row {MINUS} column, mean over the seeds both "
             f"have ± half-width. Bold: the interval excludes zero. {_DIFFERENCES}"
@@ -429,11 +431,14 @@ def settings(section: Section) -> Table:
 
 def overview(study: Study) -> Table:
     """Build the table of the main metric by method and task, sorted by the mean position."""
-    places: dict[str, list[int]] = {}
-    for section in study.sections:
-        ranked = sorted(section.entries, key=lambda entry: section.compared.rank(entry.row))
-        for place, entry in enumerate(() if section.compared.unjudged else ranked):
-            places.setdefault(entry.label, []).append(place)
+    places = grouped(
+        (row.method, place)
+        for section in study.sections
+        if not section.compared.unjudged
+        for place, row in enumerate(
+            sorted((entry.row for entry in section.entries), key=section.compared.rank)
+        )
+    )
     rows = []
     mean_place = {
         label: 1 + sum(places[label]) / len(places[label]) if label in places else math.inf
@@ -446,7 +451,9 @@ def overview(study: Study) -> Table:
         ]
         for section in study.sections:
             own = next((entry for entry in section.entries if entry.label == label), None)
-            value, note = (own.metrics[section.metric], own.mark) if own else (None, "")
+            value, note = (
+                (own.row.metrics[section.metric], "; ".join(own.row.notes)) if own else (None, "")
+            )
             row.append(
                 interval(
                     value,
@@ -475,10 +482,9 @@ def ledgers(study: Study) -> list[Table]:
 
     Each budget has a group of rows.
     """
-    tasks: dict[tuple[str, str | None], list[Section]] = {}
-    for section in study.sections:
-        if section.mixtures:
-            tasks.setdefault((section.name, section.version), []).append(section)
+    tasks = grouped(
+        ((section.name, section.version), section) for section in study.sections if section.mixtures
+    )
     return [
         _ledger(sections, number, others=sum(other == name for other, _ in tasks) > 1)
         for number, ((name, _), sections) in enumerate(tasks.items())
@@ -507,7 +513,7 @@ def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
             ]
             row += [
                 interval(
-                    entry.metrics.get(name, none),
+                    entry.row.metrics.get(name, none),
                     percent=name in percent,
                     strong=_best(section, entry, name),
                 )
@@ -535,11 +541,12 @@ def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
 
 def _best(section: Section, entry: Entry, metric: str) -> bool:
     higher = section.directions.get(metric)
-    means = [other.metrics[metric].mean for other in section.entries if metric in other.metrics]
+    rows = [other.row for other in section.entries]
+    means = [row.metrics[metric].mean for row in rows if metric in row.metrics]
     known = [value for value in means if not math.isnan(value)]
-    if higher is None or len(known) < 2 or metric not in entry.metrics:
+    if higher is None or len(known) < 2 or metric not in entry.row.metrics:
         return False
-    return entry.metrics[metric].mean == (max(known) if higher else min(known))
+    return entry.row.metrics[metric].mean == (max(known) if higher else min(known))
 
 
 def _length(section: Section) -> tuple[int, float]:
@@ -622,14 +629,14 @@ def about(section: Section) -> str:
     version = {None: ", version not recorded", "": ""}.get(
         section.version, f", version {section.version}"
     )
-    better = (
-        "" if section.higher is None else f" ({'higher' if section.higher else 'lower'} is better)"
-    )
+    better = {None: "", True: " (higher is better)", False: " (lower is better)"}[
+        section.compared.higher_is_better
+    ]
     metric = heading(section.metric, section.is_share(section.metric))
     how = f" {section.compared.few_seeds}." if section.compared.few_seeds else ""
     how += "".join(f" {note[0].upper()}{note[1:]}." for note in execution_notes(section.runs))
     return (
-        f"Task {section.task}{version}; budget {section.budget} per run; "
+        f"Task {section.runs[0].task_name}{version}; budget {section.budget} per run; "
         f"{_count(len(seeds), 'seed')}; {metric}{better}.{how}"
     )
 

@@ -334,8 +334,11 @@ def _check_config(run: StoredRun) -> None:
     _check(run.method, "config.toml", "method")
     names = (run.task_name, run.task_label, run.method_name, run.label)
     if longest := next((name for name in names if len(name) > _NAME), None):
-        message = f"the name {longest[:40] + '…'!r} has more than {_NAME} characters"
-        raise CheckpointError("too-large", message, place=("config.toml",))
+        raise CheckpointError(
+            "too-large",
+            f"the name {longest[:40] + '…'!r} has more than {_NAME} characters",
+            place=("config.toml",),
+        )
     try:
         _ = run.budget
     except ConfigError as error:

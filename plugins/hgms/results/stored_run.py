@@ -21,7 +21,7 @@ import numpy as np
 from attrs import field, frozen
 
 from hgms.config.budget import as_budget
-from hgms.config.tables import difference, flatten
+from hgms.config.tables import difference, flatten, grouped
 from hgms.results.columns import read_columns
 from hgms.runs import Execution, RunFolder
 from hgms.store import ROWS, open_file
@@ -260,16 +260,15 @@ def short_names(
     ... )
     {'a': 't (rho = 0.4)', 'b': 't (rho = 0.6)'}
     """
-    alike: dict[str, list[str]] = {}
-    for key in tables:
-        alike.setdefault(label[key], []).append(key)
-    differing = {name: difference([tables[key] for key in keys]) for name, keys in alike.items()}
-    names = {}
-    for key, table in tables.items():
-        flat = flatten(table)
+    alike = grouped((label[key], table) for key, table in tables.items())
+    differing = {name: difference(several) for name, several in alike.items()}
+
+    def name_of(key: str) -> str:
+        flat = flatten(tables[key])
         values = ", ".join(f"{name} = {flat.get(name, 'none')}" for name in differing[label[key]])
-        names[key] = f"{label[key]} ({values})" if values else label[key]
-    return names
+        return f"{label[key]} ({values})" if values else label[key]
+
+    return {key: name_of(key) for key in tables}
 
 
 def _table(value: Any) -> Mapping[str, Any]:

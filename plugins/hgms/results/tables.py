@@ -532,8 +532,7 @@ def table(
     methods = [label for label in rivals if not roles[label]]
     judged_at_all = higher_is_better is not None
     winner = _winner(pairs, methods, rivals, whole, higher) if judged_at_all else None
-    floors = [label for label in rivals if roles[label] and judged_at_all]
-    floor = _best(values, floors, higher)
+    floor = _best(values, [label for label in rivals if roles[label] and judged_at_all], higher)
     named = [
         [label for label, group in points.items() if group and group[0].method == name]
         for name in SCALE

@@ -32,8 +32,7 @@ def config_key(config: Mapping[str, Any]) -> str:
     >>> config_key({"seed": 0}) == config_key({"seed": 1})
     False
     """
-    text = json.dumps(comparable_settings(config), sort_keys=True, default=str)
-    return digest(text)
+    return digest(json.dumps(comparable_settings(config), sort_keys=True, default=str))
 
 
 def text_key(text: str) -> str:

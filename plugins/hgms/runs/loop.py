@@ -154,8 +154,11 @@ class Run:
         saved = self.recorder.saved_step
         if self.folder is None or saved < 0:
             return Interrupted("interrupted", number)
-        message = f"interrupted; the state after step {saved} is saved in {self.folder.path}"
-        return Interrupted(message, number, hint=f"add {self.recorder.word} to resume")
+        return Interrupted(
+            f"interrupted; the state after step {saved} is saved in {self.folder.path}",
+            number,
+            hint=f"add {self.recorder.word} to resume",
+        )
 
     # --- errors that end a run
 
@@ -201,8 +204,7 @@ class Run:
         in_force.enter_context(execution.in_force(plan.device))
         self.compiler = StepCompiler(plan, recorder, execution)
         if self.folder is not None:
-            host = self.observers.host
-            table = plan.environment(self.folder, before, execution, host)
+            table = plan.environment(self.folder, before, execution, self.observers.host)
             self.clock.seconds = recorder.begin(config, table)
             calls = int(recorder.rows[-1].get("oracle_calls") or 0) if recorder.rows else 0
             losses = (row["upper_loss"] for row in recorder.rows if row.get("upper_loss"))
@@ -283,8 +285,7 @@ class Run:
         """Log a warning once for each leaf of θ without a gradient for some steps."""
         if self.plan.role:  # a reference does not learn θ
             return
-        leaves = list(self.stepper.problem.theta0)
-        since = still_leaves(self.recorder.rows[-STILL:], leaves)
+        since = still_leaves(self.recorder.rows[-STILL:], list(self.stepper.problem.theta0))
         if new := {name: step for name, step in since.items() if name not in self.still}:
             self.still |= set(new)
             LOG.warning("%s", still_note(new))

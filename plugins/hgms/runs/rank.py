@@ -117,8 +117,7 @@ def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None
     def make() -> Problem:
         return config.task.problem(config.seed, device, getattr(torch, config.run.dtype))
 
-    route = config.run.matmul if config.run.matmul != "auto" else "exact"
-    with matrix_route(route, device):
+    with matrix_route("exact" if config.run.matmul == "auto" else config.run.matmul, device):
         follow(place_parts(config.method, ranks.count, device, is_sharded(config)), make, ranks)
 
 

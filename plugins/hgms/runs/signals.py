@@ -122,8 +122,7 @@ def nothing_saved() -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt:
-        message = "interrupted before the first step, so nothing is saved"
-        raise Interrupted(message) from None
+        raise Interrupted("interrupted before the first step, so nothing is saved") from None
 
 
 def stoppable() -> contextlib.AbstractContextManager[None]:

@@ -198,15 +198,19 @@ def check_oracle_counts(estimator: Any) -> None:
         bool(lower) == bool(calls["g"]),
         f"g was called {calls['g']} times, {lower} calls are declared",
     )
-    two = (
-        f"g was called {calls['g']} times, {lower} gradients and products are declared (two a "
-        "call at most)"
+    demand(
+        calls["g"] <= 2 * lower,
+        (
+            f"g was called {calls['g']} times, {lower} gradients and products are declared (two a "
+            "call at most)"
+        ),
     )
-    demand(calls["g"] <= 2 * lower, two)
     demand(cost.rows >= upper, f"{cost.rows} rows in {upper + lower} calls")
     if solution is not None:
-        products = f"the solver made {solution.products} products, {cost.products} are declared"
-        demand(cost.products >= solution.products, products)
+        demand(
+            cost.products >= solution.products,
+            f"the solver made {solution.products} products, {cost.products} are declared",
+        )
 
 
 def check_state(estimator: Any) -> None:

@@ -37,8 +37,7 @@ def problem_for(method: Any, dtype: torch.dtype = F64, variant: int = 0) -> Prob
 
 def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     problem = problem_for(method, dtype, variant)
-    start = method.init(problem, 7 + variant)
-    state, _ = method.step(problem, start, 0.0)
+    state, _ = method.step(problem, method.init(problem, 7 + variant), 0.0)
     data = {
         role: data.whole
         for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()
@@ -122,14 +121,17 @@ def check_roles(method: Any) -> None:
         f"{tally.on_stop} backward passes went through f on rows of the role `stop`",
     )
     if "stop-rows" not in needs(method):
-        why = "; name the trait `stop-rows` in `needs` if that is meant"
-        demand_equal(own, others, "with other rows of the role `stop`", why)
+        demand_equal(
+            own,
+            others,
+            "with other rows of the role `stop`",
+            "; name the trait `stop-rows` in `needs` if that is meant",
+        )
 
 
 def check_projection(method: Any) -> None:
     """Every θ is in Θ: after each step `project` does not change the result."""
-    own = "its θ comes from the problem's map of weights"
-    ask_if("sources" not in needs(method), own)
+    ask_if("sources" not in needs(method), "its θ comes from the problem's map of weights")
     plain = problem_for(method)
 
     def project(theta: Tree) -> Tree:

@@ -146,8 +146,11 @@ def _blocks(size: int, blocks: int, rows: int, key: Key, what: str, place: Place
     blocks.
     """
     if size < FEWEST:
-        message = f"uncertainty estimates require at least {FEWEST} {what}, but there are {size}"
-        raise ConfigError("too-few-rows", message, place=place)
+        raise ConfigError(
+            "too-few-rows",
+            f"uncertainty estimates require at least {FEWEST} {what}, but there are {size}",
+            place=place,
+        )
     count = min(blocks, size)
     share = max(1, min(rows, size // count))
     return torch.randperm(size, generator=key.generator())[: count * share].reshape(count, share)

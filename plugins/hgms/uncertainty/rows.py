@@ -78,8 +78,7 @@ def over_rows(
         drawn.append(torch.where(spread > 0, off / spread, torch.where(off > 0, torch.inf, 0.0)))
     ratios = torch.cat(drawn)
     half = error * ratios.quantile(LEVEL, dim=0, interpolation="higher")
-    chances = (1 + (ratios >= ratio.abs()).sum(0)) / (1 + resamples)
-    adjusted = over_sources(chances.tolist())
+    adjusted = over_sources(((1 + (ratios >= ratio.abs()).sum(0)) / (1 + resamples)).tolist())
     effects = [
         Effect(
             source=name,

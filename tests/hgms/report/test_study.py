@@ -23,7 +23,7 @@ from hgms_core.errors import ConfigError
 
 
 def seeds(section: report.Section) -> dict[str, list[int]]:
-    return {entry.label: entry.seeds for entry in section.entries}
+    return {entry.label: [run.seed for run in entry.runs] for entry in section.entries}
 
 
 def test_sections_tell_tasks_apart_and_mark_what_is_not_ahead(study: Study, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_sections_tell_tasks_apart_and_mark_what_is_not_ahead(study: Study, tmp_
     # the torn rows of a run with a sound summary
     assert ("damaged-file", "steps.jsonl") in {(it.code, *it.place[:1]) for it in study.skipped}
     # baseline failed in one seed of three
-    assert [(entry.label, entry.mark, entry.role) for entry in few.entries] == [
+    assert [(entry.label, "; ".join(entry.row.notes), entry.row.role) for entry in few.entries] == [
         ("hg-ms", "", ""),
         ("baseline", "not better than uniform", ""),
         ("lost", "worse than uniform", ""),
@@ -50,7 +50,7 @@ def test_means_and_differences_are_those_of_the_seeds(study: Study) -> None:
     first = section.entries[0]
     values = [0.10 + 0.0004 * offset for offset in (-1, 0, 1)]
     floor = [0.40 + 0.0004 * offset for offset in (1, -1, 0)]
-    assert (first.label, first.metrics["value"]) == ("hg-ms", Interval.of(values))
+    assert (first.label, first.row.metrics["value"]) == ("hg-ms", Interval.of(values))
     expected = Interval.of([value - other for value, other in zip(values, floor, strict=True)])
     assert first.row.difference == section.compared.pairs["hg-ms", "uniform"]
     assert first.row.difference.mean == pytest.approx(expected.mean)
@@ -68,7 +68,7 @@ def test_a_seed_of_one_configuration_under_two_labels_counts_once(tmp_path: Path
         write_run(tmp_path / "last", **run, changed={'label = "none"': 'label = "uniform-last"'})
     study = report.build([tmp_path])
     [entry] = study.sections[0].entries
-    assert entry.metrics["value"].count == len(study.runs) == 3
+    assert entry.row.metrics["value"].count == len(study.runs) == 3
     assert [folder.code for folder in study.skipped] == ["duplicate-run"] * 3
 
 
@@ -119,7 +119,7 @@ def test_metrics_that_are_not_finite_and_tasks_on_which_everything_failed_are_sh
     failed, section = study.sections
     found = [(entry.label, entry.nonfinite["value"]) for entry in section.entries]
     assert found == [("shaky", 1), ("grows", 3)]
-    assert (section.entries[0].metrics["value"].mean, section.winner) == (1.5, None)
+    assert (section.entries[0].row.metrics["value"].mean, section.winner) == (1.5, None)
     assert (failed.winner, failed.verdict, len(study.failed_runs)) == (None, "", 3)
     assert all("fails" in WRITERS[suffix](study) for suffix in (".html", ".tex"))
 
@@ -143,7 +143,7 @@ def test_references_stand_apart_and_a_ceiling_has_no_rank(tmp_path: Path) -> Non
         write_run(tmp_path, rho=rho, method=method, seed=seed, value=value)
     study = report.build([tmp_path])
     section = study.sections[0]
-    roles = {entry.label: entry.role for entry in section.entries}
+    roles = {entry.label: entry.row.role for entry in section.entries}
     assert roles == dict(zip(means, ["", "", "", "floor", "floor", "ceiling"], strict=True))
     assert (section.compared.floor, section.compared.few_seeds) == ("validation-only", few_seeds(4))
     [results] = [table for table in tables.tables(section) if table.ident == "results"]
@@ -157,7 +157,11 @@ def test_real_runs(tmp_path: Path) -> None:
     compare("quadratic", methods, "3 steps", 2, tmp_path / "runs", jobs=0, baselines=False)
     study = report.build([tmp_path / "runs"])
     [section] = study.sections
-    assert (study.skipped, section.metric, section.higher) == ([], "value", False)
+    assert (study.skipped, section.metric, section.compared.higher_is_better) == (
+        [],
+        "value",
+        False,
+    )
     assert seeds(section) == {"hg-ms": [0, 1], "uniform": [0, 1]}
     written = [report.write(study, tmp_path / f"r{suffix}") for suffix in report.SUFFIXES]
     assert all(path.stat().st_size > 1000 for path in written)

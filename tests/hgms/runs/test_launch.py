@@ -77,7 +77,7 @@ def test_a_run_in_a_folder_is_kept_like_any_other(tmp_path: Path, kind: Callable
     metrics = {name: result.records[-1][f"metric.{name}"] for name in ("distance", "curious")}
     assert scan(place)[0][0].metrics == stored.metrics == metrics
     [section] = build([place]).sections
-    assert (section.metric, section.higher) == ("distance", False)
+    assert (section.metric, section.compared.higher_is_better) == ("distance", False)
 
     before = files(place)
     with rejects("run-exists", str(place), of=CheckpointError):

@@ -165,8 +165,7 @@ def check_name(name: str, kind: Kind) -> None:
             hint="use lower-case words and hyphens, such as 'my-solver'; the distribution is then "
             "hgms-my-solver",
         )
-    registry = Registry(Host.load(tolerant=True))
-    if (component := registry.find(kind.name, name)) is not None:
+    if (component := Registry(Host.load(tolerant=True)).find(kind.name, name)) is not None:
         raise ConfigError(
             "name-taken",
             f"the {kind.label} {name!r} of {component.plugin.owner} already exists",

@@ -128,8 +128,7 @@ class Ray:
         options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_retries": 0}
         if needs.memory is not None:
             options["memory"] = needs.memory
-        task = self._task.options(name=job.title, **options)
-        return task.remote(pack_job(job))
+        return self._task.options(name=job.title, **options).remote(pack_job(job))
 
     def _ending(self, job: Job, task: Any) -> Ending:
         try:
