@@ -13,7 +13,7 @@ Hyper-cleaning (float32, one thread, corruption 0.6) with registered methods. Ea
 a process with its checkout on the path, which executes a run like ``hgms run``: settings of
 ``[run]`` keep their meaning, and time outside the budget is not counted. Steps: workers execute
 blocks of steps in turns, in random order; compare the ratio of processor time (median over the
-pairs, with quartiles). ``--budget``: outer steps within a number of seconds of processor time.
+pairs, quartiles, and a 95 % interval of the median). ``--budget``: outer steps within a number of seconds of processor time.
 ``--first``: wall seconds until the first step, with an empty cache of compiled code, and with the
 resulting cache. ``--language``: one step on a small language model (N = 4), by each checkout's
 ``bench_llm.py``.
@@ -36,7 +36,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from timing import machine, quartiles, ratios, use_processors
+from timing import machine, quartiles, ratios_with_interval, use_processors
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARED = (
@@ -225,7 +225,7 @@ def compare_steps(
             for name in order.sample(list(sides), len(sides)):
                 spent[name].append(workers[name].block(steps))
     return {name: quartiles(values) for name, values in spent.items()} | {
-        "ratio": ratios(spent["this"], spent["other"])
+        "ratio": ratios_with_interval(spent["this"], spent["other"])
     }
 
 
@@ -241,7 +241,7 @@ def compare_budgets(
             with Worker(checkout, settings, dataset, method, f"{seconds} s") as worker:
                 steps[name].append(worker.answer()[0])
     return {name: quartiles(values) for name, values in steps.items()} | {
-        "ratio": ratios(steps["this"], steps["other"])
+        "ratio": ratios_with_interval(steps["this"], steps["other"])
     }
 
 
@@ -295,7 +295,7 @@ def compare_language(sides: Sides, repetitions: int) -> dict[str, Any]:
             line = next(line for line in done.stdout.splitlines() if line.startswith("outer step"))
             spent[name].append(float(line.split()[2]))
     return {name: quartiles(values) for name, values in spent.items()} | {
-        "ratio": ratios(spent["this"], spent["other"])
+        "ratio": ratios_with_interval(spent["this"], spent["other"])
     }
 
 

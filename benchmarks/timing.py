@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import quantile_test
 from torch import Tensor
 
 Sides = Mapping[str, Callable[[], Any]]
@@ -104,6 +105,22 @@ def ratios(above: list[float], below: list[float]) -> dict[str, float]:
     {'median': 1.25, 'q25': 0.5, 'q75': 2.0}
     """
     return quartiles([a / b for a, b in zip(above, below, strict=True)])
+
+
+def ratios_with_interval(above: list[float], below: list[float]) -> dict[str, float]:
+    """Return the quartiles of the ratios per round, and a 95 % interval of their median.
+
+    The interval is between two order statistics. Fewer than six rounds have none.
+
+    >>> ratios_with_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [1.0] * 6)
+    {'median': 3.5, 'q25': 2.25, 'q75': 4.75, 'low': 1.0, 'high': 6.0}
+    """
+    figures = ratios(above, below)
+    if len(above) < 6:
+        return figures
+    values = [a / b for a, b in zip(above, below, strict=True)]
+    interval = quantile_test(values, q=figures["median"], p=0.5).confidence_interval(0.95)
+    return {**figures, "low": float(interval.low), "high": float(interval.high)}
 
 
 def difference(value: Any, expected: Any) -> float:
