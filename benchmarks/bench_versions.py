@@ -13,10 +13,10 @@ Hyper-cleaning (float32, one thread, corruption 0.6) with registered methods. Ea
 a process with its checkout on the path, which executes a run like ``hgms run``: settings of
 ``[run]`` keep their meaning, and time outside the budget is not counted. Steps: workers execute
 blocks of steps in turns, in random order; compare the ratio of processor time (median over the
-pairs, quartiles, and a 95 % interval of the median). ``--budget``: outer steps within a number of seconds of processor time.
-``--first``: wall seconds until the first step, with an empty cache of compiled code, and with the
-resulting cache. ``--language``: one step on a small language model (N = 4), by each checkout's
-``bench_llm.py``.
+pairs, quartiles, and a 95 % interval of the median). ``--budget``: outer steps within a number of
+seconds of processor time. ``--first``: wall seconds until the first step, with an empty cache of
+compiled code, and with the resulting cache. ``--language``: one step on a small language model
+(N = 4), by each checkout's ``bench_llm.py``.
 """
 
 from __future__ import annotations
