@@ -55,7 +55,7 @@ from hgms.comparison.grid import (
 )
 from hgms.comparison.references import BASELINES, with_baselines
 from hgms.comparison.scale import apply_scale
-from hgms.config import Budget
+from hgms.config import Budget, require
 from hgms.config.convert import role_of, structure, traits_of
 from hgms.config.tables import merge_setting, show
 from hgms.plugins import Registry
@@ -320,12 +320,13 @@ class _Loader:
         ]
         return entries
 
-    def entry(self, kind: Literal["task", "method"], item: object) -> Entry:
+    def entry(self, kind: Literal["task", "method"], item: Any) -> Entry:
         """Return the entry of a table. Errors: ConfigError, with its place in the table."""
-        if not isinstance(item, Mapping):
-            raise ConfigError(
-                "wrong-type", f"{show(item)} must be a table with the name of a {kind}"
-            )
+        require(
+            isinstance(item, Mapping),
+            "wrong-type",
+            f"{show(item)} must be a table with the name of a {kind}",
+        )
         if not isinstance(item.get("name"), str):
             names = ", ".join(component.name for component in self.registry.components(kind))
             raise ConfigError(
@@ -336,24 +337,27 @@ class _Loader:
             )
         label = item.get("label", item["name"])
         on = item.get("on", {})
-        if not isinstance(label, str):
-            raise ConfigError(
-                "wrong-type", f"label={show(label)} must be a string", place=("label",)
-            )
+        require(
+            isinstance(label, str),
+            "wrong-type",
+            f"label={show(label)} must be a string",
+            place=("label",),
+        )
         RunSettings(label=label)
-        if label in RESERVED | self.others:
-            raise ConfigError(
-                "reserved-label",
-                f"the label {label!r} is reserved",
-                place=("label",),
-                hint="choose another label",
-            )
-        if not isinstance(on, Mapping) or not all(
-            isinstance(settings, Mapping) for settings in on.values()
-        ):
-            raise ConfigError(
-                "wrong-type", "on must contain one table of settings per task", place=("on",)
-            )
+        require(
+            label not in RESERVED | self.others,
+            "reserved-label",
+            f"the label {label!r} is reserved",
+            hint="choose another label",
+            place=("label",),
+        )
+        require(
+            isinstance(on, Mapping)
+            and all(isinstance(settings, Mapping) for settings in on.values()),
+            "wrong-type",
+            "on must contain one table of settings per task",
+            place=("on",),
+        )
         table = {key: value for key, value in item.items() if key not in ("label", "on")}
         component = self.objects.get((kind, label))
         return Entry(
@@ -398,13 +402,13 @@ class _Loader:
                         f"options of the grid: {', '.join(top)}",
                     )
                 for entry in chosen:
-                    if rest.partition("=")[0].strip() == "name":
-                        raise ConfigError(
-                            "not-supported",
-                            f"the name of {entry.kind} {entry.label!r} cannot be set",
-                            place=place,
-                            hint=f"name another {entry.kind} instead",
-                        )
+                    require(
+                        rest.partition("=")[0].strip() != "name",
+                        "not-supported",
+                        f"the name of {entry.kind} {entry.label!r} cannot be set",
+                        hint=f"name another {entry.kind} instead",
+                        place=place,
+                    )
                     if entry.added and head == entry.kind:
                         self.lay_if_known(entry, rest, assignment)
                     else:
@@ -618,14 +622,17 @@ class _Loader:
                 self.errors.append(unknown_name("method", label, known, here))
                 continue
             try:
-                if not isinstance(table, Mapping):
-                    raise ConfigError("wrong-type", f"{show(table)} must be a table of fields")
-                if "name" in table or (label in by_label and by_label[label].component):
-                    raise ConfigError(
-                        "not-supported",
-                        "a sweep requires a method as a table, and does not vary its name",
-                        hint="add one [[method]] table per name",
-                    )
+                require(
+                    isinstance(table, Mapping),
+                    "wrong-type",
+                    f"{show(table)} must be a table of fields",
+                )
+                require(
+                    not ("name" in table or (label in by_label and by_label[label].component)),
+                    "not-supported",
+                    "a sweep requires a method as a table, and does not vary its name",
+                    hint="add one [[method]] table per name",
+                )
                 if label in by_label:
                     self.check_space(sweep, by_label[label], space.parse(table), tasks)
             except ConfigError as error:

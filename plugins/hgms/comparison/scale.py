@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hgms.comparison.grid import NO_FILE, copy_table, root_of
+from hgms.config import require
 from hgms.config.tables import overlay_tables
 from hgms_core import ConfigError
 from hgms_core.errors import Place, unknown_name
@@ -49,10 +50,13 @@ def apply_scale(
     place = (*root_of(source), "scale")
     base: dict[str, Any] = copy_table(table)
     scales = base.pop("scale", {})
-    if not isinstance(scales, Mapping) or not all(
-        isinstance(changes, Mapping) for changes in scales.values()
-    ):
-        raise ConfigError("wrong-type", "scale must contain one table per scale", place=place)
+    require(
+        isinstance(scales, Mapping)
+        and all(isinstance(changes, Mapping) for changes in scales.values()),
+        "wrong-type",
+        "scale must contain one table per scale",
+        place=place,
+    )
     if name is None:
         return base
     if name not in scales:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from hgms.config import require
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
@@ -20,10 +21,12 @@ class Choices:
     values: tuple[Any, ...]
 
     def __attrs_post_init__(self) -> None:
-        if not self.values:
-            raise ConfigError("missing-option", "the list has no values")
-        if any(one in self.values[:number] for number, one in enumerate(self.values)):
-            raise ConfigError("wrong-value", f"{[*self.values]} must not contain a value twice")
+        require(self.values, "missing-option", "the list has no values")
+        require(
+            not any(one in self.values[:number] for number, one in enumerate(self.values)),
+            "wrong-value",
+            f"{[*self.values]} must not contain a value twice",
+        )
 
     def at(self, share: float) -> Any:
         """Return the value at a share in [0, 1) of the list."""
@@ -52,16 +55,18 @@ class Range:
     log: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if not self.low < self.high:
-            raise ConfigError(
-                "out-of-range", f"low={self.low} must be less than high={self.high}", place=("low",)
-            )
-        if self.log and self.low <= 0:
-            raise ConfigError(
-                "out-of-range",
-                f"low={self.low} must be greater than 0 in a logarithmic range",
-                place=("low",),
-            )
+        require(
+            self.low < self.high,
+            "out-of-range",
+            f"low={self.low} must be less than high={self.high}",
+            place=("low",),
+        )
+        require(
+            not (self.log and self.low <= 0),
+            "out-of-range",
+            f"low={self.low} must be greater than 0 in a logarithmic range",
+            place=("low",),
+        )
 
     @property
     def whole(self) -> bool:

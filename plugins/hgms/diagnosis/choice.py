@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgms.config import require
 from hgms_core import Batch, ConfigError, Loss, Tree
 
 BLOCKS = 20
@@ -75,10 +76,12 @@ def choice(
     ConfigError
         If the loss has no rows, or is not a mean over rows or batches.
     """
-    if size < 2:
-        raise ConfigError(
-            "no-rows", "the upper loss has no rows, so there is no sampling noise", place=("f",)
-        )
+    require(
+        size >= 2,
+        "no-rows",
+        "the upper loss has no rows, so there is no sampling noise",
+        place=("f",),
+    )
     first, second = (row_losses(loss, theta, x, batch, size) for x in (chosen, other))
     if first is None or second is None or first[1] != second[1]:
         raise ConfigError(

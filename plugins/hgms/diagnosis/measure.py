@@ -13,6 +13,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
+from hgms.config import require
 from hgms.diagnosis.capture import Seen, capture, pipeline_of
 from hgms.diagnosis.choice import choice
 from hgms.diagnosis.float64 import in_double, to_double
@@ -22,7 +23,6 @@ from hgms.facts import innermost_generator, settings_of
 from hgms_core import (
     Batch,
     Branch,
-    ConfigError,
     Cost,
     HgmsError,
     Key,
@@ -211,12 +211,13 @@ def _double(measured: Measured, seen: Seen, h: Tensor) -> dict[str, Any]:
         branch = candidates.branch(seen.selection.index)
         away = flat(branch.x) - flat(seen.branch.x)
         measured.cost += candidates.cost
-        if torch.linalg.vector_norm(away) > 0.1 * torch.linalg.vector_norm(flat(seen.branch.x)):
-            raise ConfigError(
-                "not-supported",
-                "in float64 the branch ends at another point, because its random numbers depend on "
-                "the dtype",
-            )
+        require(
+            not torch.linalg.vector_norm(away)
+            > 0.1 * torch.linalg.vector_norm(flat(seen.branch.x)),
+            "not-supported",
+            "in float64 the branch ends at another point, because its random numbers depend on "
+            "the dtype",
+        )
         estimate = estimator.estimate(
             problem, theta, *branch.as_candidates(), seen.estimating, memory
         )[0]

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from hgms.config import require
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.rows import by_rows
 from hgms.facts import inner_method, name_of
 from hgms_core import (
     CandidateGenerator,
     Candidates,
-    ConfigError,
     Cost,
     Estimate,
     HyperGradient,
@@ -136,14 +136,14 @@ def place_parts(method: Any, ranks: int, device: torch.device, even: bool = Fals
     """
     if (inner := inner_method(method)) is not None:
         return attrs.evolve(method, method=place_parts(inner, ranks, device, even))
-    if not isinstance(method, Pipeline):
-        raise ConfigError(
-            "not-supported",
-            f"ranks={ranks} requires a Pipeline, but method {name_of(method)!r} is not one",
-            place=("run", "ranks"),
-            hint="remove run.ranks, or use a Pipeline of generator, selector, hypergradient and "
-            "outer optimiser",
-        )
+    require(
+        isinstance(method, Pipeline),
+        "not-supported",
+        f"ranks={ranks} requires a Pipeline, but method {name_of(method)!r} is not one",
+        hint="remove run.ranks, or use a Pipeline of generator, selector, hypergradient and "
+        "outer optimiser",
+        place=("run", "ranks"),
+    )
     parts = find(method.generator, ProposesSome)
     mesh = Mesh.of(ranks, 1 if parts is None else parts.count, device, even)
     return evolve(

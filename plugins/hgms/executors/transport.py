@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hgms.config import require
 from hgms.executors.jobs import (
     Ending,
     Job,
@@ -46,12 +47,12 @@ def ensure_same(expected: Mapping[str, str], where: str) -> None:
         for name, value in expected.items()
         if own[name] != value
     ]
-    if lines:
-        raise ConfigError(
-            "other-installation",
-            "\n".join([f"the worker on {where} has other versions than this machine", *lines]),
-            hint="install the same packages there",
-        )
+    require(
+        not lines,
+        "other-installation",
+        "\n".join([f"the worker on {where} has other versions than this machine", *lines]),
+        hint="install the same packages there",
+    )
 
 
 def pack_job(job: Job) -> dict[str, Any]:

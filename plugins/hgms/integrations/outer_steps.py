@@ -12,8 +12,9 @@ from attrs import Attribute, define, field
 from torch import Tensor, nn
 
 from hgms.adapters import Nested, Shape, hypergradient
+from hgms.config import require
 from hgms.integrations.training_state import Batches, move_batch, preserve_state
-from hgms_core import ConfigError, OuterOptimizer, State, Strategy, Tree, as_solver, clone, norm
+from hgms_core import OuterOptimizer, State, Strategy, Tree, as_solver, clone, norm
 from hgms_core.arguments import check_function, reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.validators import at_least, optional, reject
@@ -39,16 +40,17 @@ def _iterable(_: object, attribute: Any, value: object) -> None:
 
 def _tensors(_self: object, _attribute: object, value: Any) -> None:
     leaves = _leaves(value)
-    if not leaves or not all(
-        isinstance(leaf, Tensor) and leaf.is_leaf and leaf.is_floating_point()
-        for leaf in leaves.values()
-    ):
-        raise ConfigError(
-            "wrong-type",
-            "theta must be a floating-point leaf tensor or a dictionary of such tensors, because "
-            "it is changed in place",
-            place=("theta",),
-        )
+    require(
+        leaves
+        and all(
+            isinstance(leaf, Tensor) and leaf.is_leaf and leaf.is_floating_point()
+            for leaf in leaves.values()
+        ),
+        "wrong-type",
+        "theta must be a floating-point leaf tensor or a dictionary of such tensors, because "
+        "it is changed in place",
+        place=("theta",),
+    )
 
 
 @reports_errors
@@ -160,12 +162,12 @@ class OuterSteps:
             for name, leaf in model.named_parameters()
             if leaf.requires_grad and id(leaf) not in own
         }
-        if not x:
-            raise ConfigError(
-                "no-parameters",
-                "the model has no parameter that requires a gradient",
-                place=("model",),
-            )
+        require(
+            x,
+            "no-parameters",
+            "the model has no parameter that requires a gradient",
+            place=("model",),
+        )
         device = next(iter(x.values())).device
         with preserve_state(model, device):
             above = move_batch(self._batches["upper"].take(), device)
@@ -231,12 +233,12 @@ class OuterSteps:
         ours, theirs = (
             {name: tuple(leaf.shape) for name, leaf in tree.items()} for tree in (leaves, theta)
         )
-        if ours != theirs:
-            raise ConfigError(
-                "other-settings",
-                f"theta has the shapes {ours}, but the checkpoint has {theirs}",
-                place=("theta",),
-            )
+        require(
+            ours == theirs,
+            "other-settings",
+            f"theta has the shapes {ours}, but the checkpoint has {theirs}",
+            place=("theta",),
+        )
         with torch.no_grad():
             for name, leaf in leaves.items():
                 leaf.copy_(theta[name])
@@ -251,11 +253,11 @@ def ensure_one_process(count: int) -> None:
     """Raise ConfigError if the training has several processes, because each would change θ
     separately.
     """
-    if count > 1:
-        raise ConfigError(
-            "not-supported",
-            f"HypergradientCallback supports one process, but the training has {count}",
-        )
+    require(
+        count <= 1,
+        "not-supported",
+        f"HypergradientCallback supports one process, but the training has {count}",
+    )
 
 
 def logger_row(row: Mapping[str, Any]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hgms.config import require
 from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logger_row
 from hgms.packages import optional_module
 from hgms.runs import load_state, save_state
@@ -88,14 +89,15 @@ class Hooks:
     def load(self, folder: str | Path) -> None:
         """Load the state from a checkpoint's folder; the next resumed training starts with it."""
         path = Path(folder) / FILE
-        if not path.is_file():
-            raise CheckpointError(
-                "missing-file",
-                "the training resumes from a checkpoint without the file of theta",
-                place=(str(path),),
-                hint="load theta from another folder with callback.load(…), or write the current "
-                "theta with callback.save(…)",
-            )
+        require(
+            path.is_file(),
+            "missing-file",
+            "the training resumes from a checkpoint without the file of theta",
+            hint="load theta from another folder with callback.load(…), or write the current "
+            "theta with callback.save(…)",
+            place=(str(path),),
+            error=CheckpointError,
+        )
         self.steps.load_state_dict(load_state(path))
         self._loaded = True
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from hgms.config import require
 from hgms.config.tables import grouped
 from hgms.report import mixture
 from hgms.report.curves import POINTS, Curve, Line, band
@@ -132,13 +133,13 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
             mixed.append(
                 f"{name}: {differing}: {len(part)} runs ({methods}), the first is {part[0].path}"
             )
-    if mixed and not separate:
-        raise ConfigError(
-            "other-settings",
-            "\n".join(["runs with different budgets or task versions cannot be compared", *mixed]),
-            place=("folders",),
-            hint="use --separate, or folders with one budget and one version",
-        )
+    require(
+        separate or not mixed,
+        "other-settings",
+        "\n".join(["runs with different budgets or task versions cannot be compared", *mixed]),
+        hint="use --separate, or folders with one budget and one version",
+        place=("folders",),
+    )
     return groups
 
 
@@ -226,12 +227,13 @@ def _read(
             required = [*numbers, *mixture.required_columns(run)]
             rows = run.columns(required)
             words = [name for name in required if rows[name].dtype == object]
-            if words:
-                raise CheckpointError(
-                    "wrong-type",
-                    f"{' and '.join(words)} contain text instead of numbers",
-                    place=("steps.jsonl",),
-                )
+            require(
+                not words,
+                "wrong-type",
+                f"{' and '.join(words)} contain text instead of numbers",
+                place=("steps.jsonl",),
+                error=CheckpointError,
+            )
         except (CheckpointError, OSError) as error:
             skipped.append(Skipped.of(run.path, error))
             continue

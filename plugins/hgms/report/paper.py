@@ -11,6 +11,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hgms.config import require
 from hgms.config.control_characters import printable
 from hgms.packages import optional_module
 from hgms.report.curves import Curve
@@ -19,7 +20,6 @@ from hgms.report.formats import write_file
 from hgms.report.study import Study
 from hgms.report.tables import heading
 from hgms.results import DASHES, LIGHT
-from hgms_core import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,10 +105,9 @@ def draw_mixtures(study: Study, path: Path) -> Path:
         for section in study.sections
     ]
     rows = [(section, moving) for section, moving in rows if moving]
-    if not rows:
-        raise ConfigError(
-            "nothing-to-do", "no run has source weights that change, so there is nothing to draw"
-        )
+    require(
+        rows, "nothing-to-do", "no run has source weights that change, so there is nothing to draw"
+    )
     colours = source_colours(study)
     known = dict[tuple[str, int], None]()
     columns = max(len(moving) for _, moving in rows)

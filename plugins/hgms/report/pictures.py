@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hgms.config import require
 from hgms.report.curves import Curve
 from hgms.report.figures import AXES, span
 from hgms.report.paper import COLUMNS, bare, curve_panels, draw_band, new_figure, plain
 from hgms.report.study import Study
 from hgms.report.tables import heading
 from hgms.results import LIGHT, Forest, is_share, looks
-from hgms_core import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,12 +29,11 @@ def plot_forests(forests: Iterable[Forest | None]) -> Figure:
     A line marks zero.
     """
     shown = [forest for forest in forests if forest is not None]
-    if not shown:
-        raise ConfigError(
-            "nothing-to-do",
-            "no two methods have finished runs with the same seed, so there is no difference to "
-            "draw",
-        )
+    require(
+        shown,
+        "nothing-to-do",
+        "no two methods have finished runs with the same seed, so there is no difference to draw",
+    )
     style = looks(label for forest in shown for label in forest.differences)
     columns = min(2, len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -61,11 +60,11 @@ def plot_run(result: RunResult) -> Figure:
             if key == "upper_loss" or key.startswith("metric.")
         )
     )
-    if not names:
-        raise ConfigError(
-            "nothing-to-do",
-            "the records contain neither an upper loss nor a metric, so the figure would be empty",
-        )
+    require(
+        names,
+        "nothing-to-do",
+        "the records contain neither an upper loss nor a metric, so the figure would be empty",
+    )
     columns = min(len(names), 3)
     figure = new_figure(3.2 * columns, 2.5 * math.ceil(len(names) / columns))
     for axis, name in zip(_grid(figure, len(names), columns), names, strict=True):

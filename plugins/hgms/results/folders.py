@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from hgms.config import check_types
+from hgms.config import check_types, require
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored_run import StoredRun, relative
 from hgms.runs import UNCOMPARED, config_key
@@ -181,12 +181,13 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
                 place=("summary.json",),
             )
         data = _read(path / "summary.json")
-        if digest(data) != manifest.files["summary.json"].sha256:
-            raise CheckpointError(
-                "damaged-file",
-                "the file does not match the sha256 in manifest.json",
-                place=("summary.json",),
-            )
+        require(
+            digest(data) == manifest.files["summary.json"].sha256,
+            "damaged-file",
+            "the file does not match the sha256 in manifest.json",
+            place=("summary.json",),
+            error=CheckpointError,
+        )
         summary = _as_table(parse_json(data, "summary.json"), "summary.json")
         if summary.get("status") not in ("done", "failed"):
             raise CheckpointError(
@@ -233,17 +234,20 @@ def _roots(folders: str | Path | Iterable[str | Path]) -> list[Path]:
     roots = [Path(root) for root in ([folders] if isinstance(folders, str | Path) else folders)]
     hint = "use run folders, or a folder of them, such as --out of `hgms run`"
     for root in roots:
-        if not root.exists():
-            raise ConfigError(
-                "missing-file", "the folder does not exist", place=(str(root),), hint=hint
-            )
-        if not root.is_dir():
-            raise ConfigError(
-                "not-a-folder",
-                "the path is a file, but must be a folder of runs",
-                place=(str(root),),
-                hint=hint,
-            )
+        require(
+            root.exists(),
+            "missing-file",
+            "the folder does not exist",
+            hint=hint,
+            place=(str(root),),
+        )
+        require(
+            root.is_dir(),
+            "not-a-folder",
+            "the path is a file, but must be a folder of runs",
+            hint=hint,
+            place=(str(root),),
+        )
     return roots
 
 
@@ -279,10 +283,13 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _as_table(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            "wrong-type", "the file does not contain a JSON object", place=(name,)
-        )
+    require(
+        isinstance(value, dict),
+        "wrong-type",
+        "the file does not contain a JSON object",
+        place=(name,),
+        error=CheckpointError,
+    )
     return value
 
 

@@ -20,7 +20,7 @@ import tomlkit
 from attrs import Factory, field
 
 from hgms import facts
-from hgms.config import Budget, expand
+from hgms.config import Budget, expand, require
 from hgms.config.as_table import describe_component, plain
 from hgms.config.budget import as_budget
 from hgms.config.convert import role_of, structure, traits_of
@@ -30,7 +30,7 @@ from hgms.facts import version_of
 from hgms.plugins import Host, Registry
 from hgms.runs.provenance import data_of, digests
 from hgms.store import digest
-from hgms_core import ConfigError, HgmsError, Method, RunInfo, Task, component
+from hgms_core import HgmsError, Method, RunInfo, Task, component
 from hgms_core.components import evolve
 from hgms_core.errors import raise_all
 from hgms_core.validators import at_least, at_most, not_empty, optional, optional_positive
@@ -63,29 +63,29 @@ def tables_of_others() -> frozenset[str]:
 
 
 def _device(_settings: object, _attribute: object, value: str) -> None:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", value):
-        raise ConfigError(
-            "wrong-value",
-            f'device={value!r} must be "cpu", "cuda", "cuda:N" or "mps"',
-            place=("device",),
-        )
+    require(
+        re.fullmatch(r"cpu|cuda(:\d+)?|mps", value),
+        "wrong-value",
+        f'device={value!r} must be "cpu", "cuda", "cuda:N" or "mps"',
+        place=("device",),
+    )
 
 
 def _label(_settings: object, attribute: attrs.Attribute[Any], value: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value):
-        raise ConfigError(
-            "wrong-value",
-            f"{attribute.name}={value!r} must consist of letters, digits and . _ + -, because a "
-            "folder has this name",
-            place=(attribute.name,),
-        )
-    if len(str(value)) > LONGEST_LABEL:
-        raise ConfigError(
-            "too-large",
-            f"{attribute.name} has {len(str(value))} characters, but must have at most "
-            f"{LONGEST_LABEL}, because a folder has this name",
-            place=(attribute.name,),
-        )
+    require(
+        re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value),
+        "wrong-value",
+        f"{attribute.name}={value!r} must consist of letters, digits and . _ + -, because a "
+        "folder has this name",
+        place=(attribute.name,),
+    )
+    require(
+        len(str(value)) <= LONGEST_LABEL,
+        "too-large",
+        f"{attribute.name} has {len(str(value))} characters, but must have at most "
+        f"{LONGEST_LABEL}, because a folder has this name",
+        place=(attribute.name,),
+    )
 
 
 def _expand_path(value: Any) -> Any:
@@ -153,12 +153,12 @@ class RunSettings:
 
 
 def _known_schema(_config: object, _attribute: object, value: int) -> None:
-    if value != SCHEMA:
-        raise ConfigError(
-            "not-supported",
-            f"schema={value} is not supported: this version of hgms reads schema {SCHEMA}",
-            place=("schema",),
-        )
+    require(
+        value == SCHEMA,
+        "not-supported",
+        f"schema={value} is not supported: this version of hgms reads schema {SCHEMA}",
+        place=("schema",),
+    )
 
 
 def _from(source: str, error: HgmsError, sets: Sequence[tuple[str, ...]]) -> HgmsError:

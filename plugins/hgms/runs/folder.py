@@ -29,10 +29,11 @@ import torch
 from attrs import define, field
 
 from hgms import store
+from hgms.config import require
 from hgms.runs.checkpoint import state_bytes, state_of
 from hgms.runs.identity import differences, is_same, text_key
 from hgms.store import LEASE, Folder, Manifest
-from hgms_core import ConfigError, State
+from hgms_core import State
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.errors import CheckpointError
@@ -57,8 +58,12 @@ class _File:
 
 
 def _path(value: str | Path) -> Path:
-    if not isinstance(value, str | os.PathLike):
-        raise ConfigError("wrong-type", f"path={value!r} must be a path", place=("path",))
+    require(
+        isinstance(value, str | os.PathLike),
+        "wrong-type",
+        f"path={value!r} must be a path",
+        place=("path",),
+    )
     return Path(value)
 
 
@@ -153,13 +158,14 @@ class RunFolder:
             The folder contains a run of another configuration, or a run that must not be resumed,
             or lost its ``config.toml``, or another process writes to it. No file was changed.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(
-                "not-a-folder",
-                "the path is a file, but a run requires a folder",
-                place=(str(self.path),),
-                hint="use another path",
-            )
+        require(
+            self.path.is_dir() or not self.path.exists(),
+            "not-a-folder",
+            "the path is a file, but a run requires a folder",
+            hint="use another path",
+            place=(str(self.path),),
+            error=CheckpointError,
+        )
         if self.has_begun:
             self._ensure_same(config, resume, word)
         own = Folder(self.path, text_key(config))
@@ -178,13 +184,14 @@ class RunFolder:
         self._own = None
 
     def _ensure_same(self, config: str, resume: bool, word: str) -> None:
-        if not self.config.exists():
-            raise CheckpointError(
-                "missing-file",
-                "the folder contains a run without a config.toml",
-                place=(str(self.config),),
-                hint="restore this file, use another folder, or remove this one",
-            )
+        require(
+            self.config.exists(),
+            "missing-file",
+            "the folder contains a run without a config.toml",
+            hint="restore this file, use another folder, or remove this one",
+            place=(str(self.config),),
+            error=CheckpointError,
+        )
         if not self.holds(config):
             text = self.config.read_text(errors="replace")
             message = "the folder contains a run of another configuration"

@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from hgms import facts
-from hgms.config import Budget, check_arguments
+from hgms.config import Budget, check_arguments, require
 from hgms.config.as_table import describe_component, plain
 from hgms.config.convert import role_of, structure
 from hgms.distributed import OnRanks, device_of
@@ -128,8 +128,7 @@ def run(
             place=("problem",),
             hint="use hgms.comparison.compare for a registered task or a function seed -> Problem",
         )
-    if seed < 0:
-        raise ConfigError("out-of-range", f"seed={seed} must be at least 0", place=("seed",))
+    require(seed >= 0, "out-of-range", f"seed={seed} must be at least 0", place=("seed",))
     try:
         budget = Budget(budget)
     except ConfigError as error:
@@ -323,13 +322,13 @@ def device_called(name: str) -> torch.device:
         return device
     is_cuda = device.type == "cuda"
     count = torch.cuda.device_count() if is_cuda else int(torch.backends.mps.is_available())
-    if (device.index or 0) >= count:
-        raise ConfigError(
-            "device-not-available",
-            f"device={name!r} is not available: torch finds {count} {device.type} devices",
-            place=("run", "device"),
-            hint='use device = "cpu"' if not count else f'use at most "{device.type}:{count - 1}"',
-        )
+    require(
+        (device.index or 0) < count,
+        "device-not-available",
+        f"device={name!r} is not available: torch finds {count} {device.type} devices",
+        hint='use device = "cpu"' if not count else f'use at most "{device.type}:{count - 1}"',
+        place=("run", "device"),
+    )
     return device
 
 

@@ -14,6 +14,7 @@ import torch
 from attrs import field, frozen
 
 from hgms.adapters import evaluate_metrics
+from hgms.config import require
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.held_out_rows import ONE_OF, distinct, hold_out, loss_on
 from hgms.store import describe_error
@@ -257,22 +258,22 @@ def validation_rows(problem: Problem) -> Data:
 def _make_problem(problem: Problem | Callable[[int], Problem], seed: int, label: str) -> Problem:
     if isinstance(problem, Problem):
         return problem
-    if isinstance(problem, torch.nn.Module):
-        raise ConfigError(
-            "wrong-type",
-            "a comparison requires a Problem, but the value is a module",
-            place=(label,),
-            hint="use hgms.from_module(model, loss, train, validation)",
-        )
+    require(
+        not isinstance(problem, torch.nn.Module),
+        "wrong-type",
+        "a comparison requires a Problem, but the value is a module",
+        hint="use hgms.from_module(model, loss, train, validation)",
+        place=(label,),
+    )
     check_function(label, problem, "seed")
     made = problem(seed)
-    if not isinstance(made, Problem):
-        raise ConfigError(
-            "wrong-result",
-            f"the function returns {kind_of(made)} for seed {seed}, but must return a Problem",
-            place=(label,),
-            hint="return hgms.from_losses(theta0=…, x0=…, g=…, f=…), or hgms.from_module(…)",
-        )
+    require(
+        isinstance(made, Problem),
+        "wrong-result",
+        f"the function returns {kind_of(made)} for seed {seed}, but must return a Problem",
+        hint="return hgms.from_losses(theta0=…, x0=…, g=…, f=…), or hgms.from_module(…)",
+        place=(label,),
+    )
     return made
 
 

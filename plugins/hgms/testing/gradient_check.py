@@ -23,16 +23,8 @@ from attrs import frozen
 from scipy import optimize
 from torch import Tensor
 
-from hgms_core import (
-    ConfigError,
-    Key,
-    Problem,
-    Ravel,
-    Tree,
-    cross_product,
-    curvature,
-    upper_gradients,
-)
+from hgms.config import require
+from hgms_core import Key, Problem, Ravel, Tree, cross_product, curvature, upper_gradients
 from hgms_core.capabilities import HasClosedForm, find
 
 LARGEST = 3_000
@@ -218,14 +210,14 @@ def check_problem(
     """
     level = _Level(problem, exact, Ravel.of(problem.x0))
     size = level.spec.size
-    if size > LARGEST:
-        raise ConfigError(
-            "too-large",
-            f"the lower level has {size} variables, but the dense Hessian of the check requires at "
-            f"most {LARGEST}",
-            place=("task",),
-            hint="decrease the size of the task with --set task.FIELD=VALUE",
-        )
+    require(
+        size <= LARGEST,
+        "too-large",
+        f"the lower level has {size} variables, but the dense Hessian of the check requires at "
+        f"most {LARGEST}",
+        hint="decrease the size of the task with --set task.FIELD=VALUE",
+        place=("task",),
+    )
     rows: list[Row] = []
     notes: list[str] = []
     bad = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from hgms.config import require
 from hgms.config.convert import converter_for
 from hgms.config.invalid import PROTOCOLS, kinds_of, match_score, type_hints
 from hgms.config.tables import overridden
@@ -103,21 +104,21 @@ def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, st
         else f"{cls.__module__}:{cls.__qualname__}"
     )
     where = (owner, "testing_failures")
-    if not isinstance(declared, Mapping):
-        raise ConfigError(
-            "wrong-type",
-            f"testing_failures={declared!r} must be a table of check names and reasons",
-            place=where,
-        )
+    require(
+        isinstance(declared, Mapping),
+        "wrong-type",
+        f"testing_failures={declared!r} must be a table of check names and reasons",
+        place=where,
+    )
     for name, reason in declared.items():
         if name not in {check.name for check in checks}:
             raise unknown_name("check", name, [check.name for check in checks], (*where, name))
-        if not isinstance(reason, str) or not reason.strip():
-            raise ConfigError(
-                "wrong-value",
-                f"{reason!r} must be the reason why the check {name!r} fails",
-                place=(*where, name),
-            )
+        require(
+            isinstance(reason, str) and reason.strip(),
+            "wrong-value",
+            f"{reason!r} must be the reason why the check {name!r} fails",
+            place=(*where, name),
+        )
     return declared
 
 

@@ -12,11 +12,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from hgms.config import require
 from hgms.testing.kit import F64, normal, numbers, place
 from hgms_core import (
     ROLES,
     Branch,
-    ConfigError,
     Cost,
     Data,
     LastStep,
@@ -423,13 +423,13 @@ def _of_sources(
     each.capabilities = frozenset({GivesRepresentations})  # type: ignore[attr-defined]
 
     def theta(weights: Mapping[str, float]) -> Tree:
-        if set(weights) - set(names) or not sum(weights.values()) > 0:
-            raise ConfigError(
-                "wrong-value",
-                f"mixture={dict(weights)} must give weights to {' and '.join(names)} only, and "
-                "at least one must be positive",
-                place=("mixture",),
-            )
+        require(
+            set(weights) <= set(names) and sum(weights.values()) > 0,
+            "wrong-value",
+            f"mixture={dict(weights)} must give weights to {' and '.join(names)} only, and "
+            "at least one must be positive",
+            place=("mixture",),
+        )
         omega = torch.tensor(
             [weights.get(name, 0.0) for name in names], dtype=F64, device=like.device
         )

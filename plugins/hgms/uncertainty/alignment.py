@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.config import require
 from hgms_core import Batch, ConfigError, Data, Key, Loss, Problem, Sources, Tree
 from hgms_core.errors import Place
 
@@ -145,12 +146,12 @@ def _blocks(size: int, blocks: int, rows: int, key: Key, what: str, place: Place
     If there are too few rows, the number of rows per block is reduced first, then the number of
     blocks.
     """
-    if size < FEWEST:
-        raise ConfigError(
-            "too-few-rows",
-            f"uncertainty estimates require at least {FEWEST} {what}, but there are {size}",
-            place=place,
-        )
+    require(
+        size >= FEWEST,
+        "too-few-rows",
+        f"uncertainty estimates require at least {FEWEST} {what}, but there are {size}",
+        place=place,
+    )
     count = min(blocks, size)
     share = max(1, min(rows, size // count))
     return torch.randperm(size, generator=key.generator())[: count * share].reshape(count, share)

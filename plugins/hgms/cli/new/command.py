@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from hgms.cli import json_option, kind_called, print_json
+from hgms.config import require
 from hgms.plugins import KINDS, NAME, Host, Kind, Registry
 from hgms_core import ConfigError, __version__
 
@@ -157,14 +158,14 @@ def _fill_template(text: str, values: Mapping[str, str]) -> str:
 
 def check_name(name: str, kind: Kind) -> None:
     """Reject a name that is not in kebab-case, or that a component or a module already has."""
-    if not NAME.fullmatch(name) or name.startswith("hgms-"):
-        raise ConfigError(
-            "wrong-value",
-            f"the name {name!r} must be in kebab case, without the prefix hgms-",
-            place=("NAME",),
-            hint="use lower-case words and hyphens, such as 'my-solver'; the distribution is then "
-            "hgms-my-solver",
-        )
+    require(
+        NAME.fullmatch(name) and not name.startswith("hgms-"),
+        "wrong-value",
+        f"the name {name!r} must be in kebab case, without the prefix hgms-",
+        hint="use lower-case words and hyphens, such as 'my-solver'; the distribution is then "
+        "hgms-my-solver",
+        place=("NAME",),
+    )
     if (component := Registry(Host.load(tolerant=True)).find(kind.name, name)) is not None:
         raise ConfigError(
             "name-taken",
@@ -186,10 +187,10 @@ def check_name(name: str, kind: Kind) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the folder exists and is not empty."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(
-            "file-exists",
-            "the path already exists",
-            place=(str(folder),),
-            hint="choose another name or another folder (--into), or remove it",
-        )
+    require(
+        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        "file-exists",
+        "the path already exists",
+        hint="choose another name or another folder (--into), or remove it",
+        place=(str(folder),),
+    )
