@@ -171,3 +171,86 @@ def outer_step(
         return theta - outer_lr * h, x, record
 
     return program
+
+
+# 3. An outer step of `hg-ms` on the cleaning network
+#    -----------------------------------------------------------------------------
+
+
+def adam(
+    x: Tree,
+    slopes: Tree,
+    moments: tuple[Tree, Tree],
+    corrected: tuple[Array, Array],
+    betas: tuple[float, float],
+    eps: float = 1e-8,
+) -> tuple[Tree, tuple[Tree, Tree]]:
+    """Return x and (m, v) after a step; ``corrected`` is (η/(1 − β₁ᵗ), √(1 − β₂ᵗ))."""
+    scale, correction = corrected
+    first, second = moments
+    m = jax.tree.map(lambda m, g: m + (1 - betas[0]) * (g - m), first, slopes)
+    v = jax.tree.map(lambda v, g: betas[1] * v + (1 - betas[1]) * g * g, second, slopes)
+    moved = jax.tree.map(
+        lambda x, m, v: x - scale * (m / (jnp.sqrt(v) / correction + eps)), x, m, v
+    )
+    return moved, (m, v)
+
+
+def cleaning_step(
+    decay: float,
+    ridge: float,
+    products: int,
+    betas: tuple[float, float],
+    outer_betas: tuple[float, float],
+) -> Callable[..., tuple[Any, dict[str, Array]]]:
+    """Return one function (state, rows, numbers, data) → (state, record): N branches of AdamW on
+    the drawn ``rows`` ``[N, steps, batch]``, the best on the rows of ``select``, its CG
+    hypergradient on all rows, a step of Adam, and the best state on the rows of ``stop``.
+
+    The ``numbers`` are the corrections of both optimisers. The function draws no rows.
+    """
+
+    def branch(
+        theta: Array, x: Tree, moments: tuple[Tree, Tree], train: Data, rows: Array, table: Array
+    ) -> tuple[Tree, tuple[Tree, Tree]]:
+        slope = jax.grad(partial(weighted, network_losses, decay), argnums=1)
+
+        def step(carry: Any, drawn: tuple[Array, Array]) -> tuple[Any, None]:
+            x, moments = carry
+            rows, corrected = drawn
+            batch = {name: leaf[rows] for name, leaf in train.items()}
+            slopes = slope(theta[rows], x, batch)
+            return adam(x, slopes, moments, (corrected[0], corrected[1]), betas), None
+
+        return lax.scan(step, (x, moments), (rows, table))[0]
+
+    @jax.jit
+    def program(
+        state: dict[str, Any], rows: Array, numbers: tuple[Array, Array], data: dict[str, Data]
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        theta = state["theta"]
+        train = data["lower"]
+        run = partial(branch, theta, state["x"], state["moments"], train, table=numbers[0])
+        ends = jax.vmap(lambda rows: run(rows=rows))(rows)
+        scores = jax.vmap(lambda x: network_losses(x, data["select"]).mean())(ends[0])
+        selected = scores.argmin()
+        x, moments = jax.tree.map(lambda leaf: leaf[selected], ends)
+        above = data["differentiate"]
+        h = implicit(network_losses, decay, theta, x, train, above, ridge, products)
+        corrected = numbers[1][0], numbers[1][1]
+        moved, outer = adam({"h": theta}, {"h": h}, state["outer"], corrected, outer_betas)
+        stop = network_losses(x, data["stop"]).mean()
+        better = stop < state["best"]["loss"]
+        fresh = {"loss": stop, "theta": theta, "x": x}
+        best = jax.tree.map(partial(jnp.where, better), fresh, state["best"])
+        following = {"theta": moved["h"], "x": x, "moments": moments, "outer": outer, "best": best}
+        record = {
+            "upper_loss": network_losses(x, above).mean(),
+            "selected": selected,
+            "scores": scores,
+            "stop_loss": stop,
+            "hypergradient_norm": jnp.linalg.norm(h),
+        }
+        return following, record
+
+    return program

@@ -59,6 +59,7 @@ __all__ = [
     "Randomized",
     "RanksRows",
     "Recycles",
+    "Restarting",
     "Sharded",
     "SolvesInProgram",
     "StacksCandidates",
@@ -261,6 +262,16 @@ class Fixed:
     value: Any
 
 
+@frozen
+class Restarting:
+    """Operands of a generator whose next state is ``restart(key)`` instead of the result of
+    ``carry``, for the key of ``carry``.
+    """
+
+    value: Any
+    restart: Callable[[Key], State]
+
+
 class JoinsStep(Protocol):
     """Can be compiled into one program with the other parts of an outer step.
 
@@ -275,9 +286,9 @@ class JoinsStep(Protocol):
 
         The context is (start, key, progress) for a generator, (key,) for a selector, (key, state)
         for a hypergradient, and (state, progress) for an outer optimiser. Return None if the part
-        cannot be joined with its settings, and NotImplemented if it cannot be joined in this step.
-        If the operands are the same in all steps, return them as :class:`Fixed`: the method is then
-        called once.
+        cannot be joined with its settings. If the operands are the same in all steps, return them
+        as :class:`Fixed`: the method is then called once. A generator that restarts after this step
+        returns them as :class:`Restarting`.
         """
 
     def compute(self, *arguments: Any) -> Any:

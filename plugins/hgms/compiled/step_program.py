@@ -28,7 +28,7 @@ from hgms_core import (
     State,
     Tree,
 )
-from hgms_core.capabilities import Fixed, JoinsStep, find
+from hgms_core.capabilities import Fixed, JoinsStep, Restarting, find
 from hgms_core.components import evolve
 
 Value = TypeVar("Value")
@@ -188,22 +188,22 @@ class Leaves:
     """The tensors of a value, and its form: its structure, and the shapes and types of tensors.
 
     ``leaves`` of a carried part of a state are one tensor of its whole numbers, and its tensors.
-    ``fixed`` is whether all steps have this value.
+    ``source`` is what a part returned.
     """
 
     value: Any
     leaves: list[Tensor]
     form: Form
-    fixed: bool = False
+    source: Any = None
 
     @classmethod
     def of(cls, operands: Any) -> Leaves:
         """Return the tensors of the operands of a part."""
-        value = operands.value if isinstance(operands, Fixed) else operands
+        value = operands.value if isinstance(operands, Fixed | Restarting) else operands
         leaves: list[Tensor] = []
         structure = flatten(value, leaves)
         leaves = plain(leaves)
-        return cls(value, leaves, Form(structure, kinds_of(leaves)), isinstance(operands, Fixed))
+        return cls(value, leaves, Form(structure, kinds_of(leaves)), operands)
 
     @classmethod
     def carried(cls, state: State, like: Structure = None) -> Leaves:
@@ -275,8 +275,6 @@ class JoinedStep:
             self.excluded = operands is None or self._work() > WORK
         if operands is None or self.excluded:
             return None
-        if operands is NotImplemented:
-            return self.pipeline.step(self.problem, state, progress)
         last = self.last
         carried = last if last is not None and last.value is state else Leaves.carried(state)
         leaves = carried.leaves + [leaf for part in operands for leaf in part.leaves]
@@ -295,27 +293,30 @@ class JoinedStep:
         kept = gather(result.carried.structure, rest, counts)
         x, record = gather(result.rest, rest, counts)
         step = state["step"] + 1
+        generator = self.operands["generator"].source
+        if isinstance(generator, Restarting):
+            key = Key(state["seed"]).fold("step", state["step"])
+            kept["start"] = generator.restart(key.fold("carry"))
         following = {**state, **kept, "x": x, "step": step}
-        self.last = Leaves(following, list(outputs[: len(result.carried.kinds)]), result.carried)
+        if not isinstance(generator, Restarting):
+            carried = list(outputs[: len(result.carried.kinds)])
+            self.last = Leaves(following, carried, result.carried)
         cost = kept["cost"]
         costs = {f"cost_{name}": count for name, count in cost.items()}
         return following, {"step": step, **record, **costs, "oracle_calls": Cost(**cost).calls}
 
-    def _operands(self, state: State, progress: float) -> Any:
-        """Return the operands of the parts.
-
-        The result is None or NotImplemented if the operands of a part are.
-        """
+    def _operands(self, state: State, progress: float) -> list[Leaves] | None:
+        """Return the operands of the parts; None if a part cannot be joined."""
         key = None
         found = []
         for name in PARTS:
             known = self.operands.get(name)
-            if known is None or not known.fixed:
+            if known is None or not isinstance(known.source, Fixed):
                 key = key or Key(state["seed"]).fold("step", state["step"])
                 part = getattr(self.pipeline, name)
                 value = part.operands(self.problem, *_context(name, state, key, progress))
-                if value is None or value is NotImplemented:
-                    return value
+                if value is None:
+                    return None
                 known = self.operands[name] = Leaves.of(value)
             found.append(known)
         return found
@@ -371,6 +372,11 @@ class JoinedStep:
 
         def check(run: Runner, stored: bool) -> str:
             after, record = self.pipeline.step(self.problem, state, progress)
+            if isinstance(self.operands["generator"].source, Restarting):
+                # The program computes the state that the restart replaces.
+                counts, *outputs = compute(leaves)[0]
+                kept = gather(result.carried.structure, iter(outputs), iter(counts.tolist()))
+                after["start"] = kept["start"]
             expected = list(Leaves.carried(after).leaves)
             flatten((after["x"], without_costs(record)), expected)
             return difference_of(

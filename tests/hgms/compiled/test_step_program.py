@@ -327,16 +327,18 @@ def test_the_solve_in_a_program_reports_what_an_eager_solve_reports(
     assert records[-1]["cost_products"] >= 2
 
 
-def test_restarts_are_steps_by_parts_between_joined_steps() -> None:
+@pytest.mark.parametrize("every", [2, 1])
+def test_a_restart_replaces_the_state_of_the_program(every: int) -> None:
     method = pipeline(batch_size=5)
-    generator = Restarts(generator=method.generator, restart_every=2)
+    generator = Restarts(generator=method.generator, restart_every=every)
     problem = evolve(linear(), fresh=lambda key: {"w": normal(4, seed=key.derive() % 100)})
     method = evolve(method, generator=generator)
-    _, state, _ = compare_steps(method, problem, 1e-12, steps=5)
+    made, state, _ = compare_steps(method, problem, 1e-12, steps=5)
     assert state["start"]["outer_steps"] == 5
     # A run that is resumed at a restart computes the same numbers.
-    following, _ = method.step(evolve(problem, compiler=Programs()), state)
-    expected, _ = method.step(problem, state)
+    following, expected = (
+        method.step(evolve(problem, compiler=each), state)[0] for each in (made, Programs())
+    )
     assert_same(following, expected, rtol=0, atol=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, final
 
 from attrs import evolve, field
@@ -17,6 +18,7 @@ from hgms_core.capabilities import (
     JoinsStep,
     LearnsStart,
     ProposesSome,
+    Restarting,
     capabilities_of,
 )
 from hgms_core.validators import positive
@@ -104,13 +106,13 @@ class Restarts:
         return some
 
     def operands(self, problem: Problem, start: State, key: Key, progress: float) -> Any:
-        """Return the operands of the generator; a step that ends in a restart is not joined."""
+        """Return the operands of the generator, and the restart if this step ends with one."""
         operands = self._inner.operands(problem, start, key, progress)
-        if operands is None or self.restart_every == 1:
-            return None
-        if (start["outer_steps"] + 1) % self.restart_every == 0:
-            return NotImplemented
-        return operands.value if isinstance(operands, Fixed) else operands
+        value = operands.value if isinstance(operands, Fixed) else operands
+        done = start["outer_steps"] + 1
+        if value is None or done % self.restart_every:
+            return value
+        return Restarting(value, partial(self._restart, problem, done))
 
     def compute(self, problem: Problem, theta: Tree, start: State, operands: Any) -> Candidates:
         candidates: Candidates = self._inner.compute(problem, theta, start, operands)
@@ -122,10 +124,13 @@ class Restarts:
         done = start["outer_steps"] + 1
         # A compiled step, where the count is a tensor, contains no restart (see ``operands``).
         if not isinstance(done, Tensor) and done % self.restart_every == 0:
-            following = self.generator.init(evolve(problem, x0=problem.initial(key)), key)
-        else:
-            following = self.generator.carry(start, candidates, index, key, problem)
+            return self._restart(problem, done, key)
+        following = self.generator.carry(start, candidates, index, key, problem)
         return {**following, "outer_steps": done}
+
+    def _restart(self, problem: Problem, done: int, key: Key) -> State:
+        start = self.generator.init(evolve(problem, x0=problem.initial(key)), key)
+        return {**start, "outer_steps": done}
 
     @property
     def _inner(self) -> Any:
