@@ -94,7 +94,7 @@ def on(loss: Loss, batch: Tree, theta: Tree, x: Tree) -> Tensor:
         ("vjp", "interpreted"),
         pytest.param("jvp", "interpreted", marks=pytest.mark.extended),
         pytest.param("difference", "interpreted", marks=pytest.mark.extended),
-        pytest.param("vjp", "inductor", marks=pytest.mark.extended),
+        pytest.param("vjp", "inductor", marks=pytest.mark.nightly),
     ],
 )
 def test_programs_linearize_as_the_core_and_finite_differences_do(

@@ -201,7 +201,7 @@ LONG = ("convolutions, BatchNorm in evaluation", "transformer", "linear")
 
 
 def _tiers(name: str, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
-    if name in LONG and dtype == F32:
+    if name == "transformer" or (name in LONG and dtype == F32):
         return [pytest.mark.nightly]
     return [pytest.mark.extended] if name in LONG or dtype == F32 else []
 
@@ -259,14 +259,26 @@ def test_operands_are_fixed_if_all_steps_have_the_same(
         *(
             pytest.param(parts, marks=pytest.mark.extended)
             for parts in (
-                {"batch_size": 5, "optimizer": AdamW(lr=0.05, weight_decay=0.1, schedule=Cosine())},
-                {"batch_size": 5, "diversity": Diversity(batches="shared", lr_spread=(0.5, 2.0))},
-                {"optimizer": Clip(optimizer=SGD(lr=0.3, momentum=0.5), clip=0.1), "steps": 5},
-                {"optimizer": SGD(momentum=0.5, moments="fresh"), "carry_rule": "per-branch"},
-                {"selector": Worst()},
-                {"outer": Sgd(lr=0.3, momentum=0.5, clip=0.01, schedule=Schedule(kind="cosine"))},
-                {"outer": ProjectedGradient(projection=Projection(kind="simplex"))},
-                {"outer": OuterAdamW(weight_decay=0.1, schedule=Schedule(kind="inverse"))},
+                {
+                    "batch_size": 5,
+                    "optimizer": AdamW(lr=0.05, weight_decay=0.1, schedule=Cosine()),
+                    "outer": OuterAdamW(weight_decay=0.1, schedule=Schedule(kind="inverse")),
+                },
+                {
+                    "batch_size": 5,
+                    "diversity": Diversity(batches="shared", lr_spread=(0.5, 2.0)),
+                    "selector": Worst(),
+                },
+                {
+                    "optimizer": Clip(optimizer=SGD(lr=0.3, momentum=0.5), clip=0.1),
+                    "steps": 5,
+                    "outer": Sgd(lr=0.3, momentum=0.5, clip=0.01, schedule=Schedule(kind="cosine")),
+                },
+                {
+                    "optimizer": SGD(momentum=0.5, moments="fresh"),
+                    "carry_rule": "per-branch",
+                    "outer": ProjectedGradient(projection=Projection(kind="simplex")),
+                },
             )
         ),
     ],
