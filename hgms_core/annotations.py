@@ -171,8 +171,10 @@ def _sequence(hint: Any, members: tuple[Any, ...], place: Place, value: Any) -> 
         members = (members[0],) * len(value)
     if len(value) != len(members):
         wrong("wrong-length", place, value, words(hint))
-    pairs = enumerate(zip(members, value, strict=True))
-    items = [_item(member, (*place, index), item) for index, (member, item) in pairs]
+    items = [
+        _item(member, (*place, index), item)
+        for index, (member, item) in enumerate(zip(members, value, strict=True))
+    ]
     return items if kind is list else tuple(items)
 
 

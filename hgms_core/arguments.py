@@ -95,8 +95,11 @@ def accepts(*arguments: str, optional: bool = False) -> Callable[[object, Any, A
 @functools.cache
 def methods_of(protocol: type) -> tuple[str, ...]:
     """Return the public methods of a protocol."""
-    members = vars(protocol).items()
-    return tuple(name for name, value in members if inspect.isfunction(value) and name[0] != "_")
+    return tuple(
+        name
+        for name, value in vars(protocol).items()
+        if inspect.isfunction(value) and name[0] != "_"
+    )
 
 
 def check_part(place: Place, value: object, label: str, methods: Collection[str]) -> None:

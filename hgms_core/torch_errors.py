@@ -46,9 +46,7 @@ def out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # the last sign is of libraries that allocate memory themselves: cuBLAS, cuSOLVER, cuDNN
-    signs = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY)
 
 
 @contextlib.contextmanager
@@ -61,9 +59,8 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = str(error)
         for sign, cause in _IMPURE:
-            if sign in text:
+            if sign in str(error):
                 raise cause.at() from error  # a copy: the traceback belongs to this error
         raise
 
@@ -88,6 +85,9 @@ def no_second_derivative(error: BaseException) -> ConfigError:
         hint='set strategy = "difference", which uses first derivatives only',
     )
 
+
+_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+"""The last is of libraries that allocate memory themselves: cuBLAS, cuSOLVER, cuDNN."""
 
 RANDOM = ConfigError(
     "random-loss",
