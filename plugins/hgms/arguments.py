@@ -1,13 +1,14 @@
-"""Functions that report misspelt, missing and positional arguments as errors of HGMS."""
+"""Errors about arguments: misspelt, missing and positional ones, and their places."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import ParamSpec, TypeVar
 
 from hgms_core.arguments import wrong_names
-from hgms_core.errors import raise_all
+from hgms_core.errors import ConfigError, HgmsError, Place, raise_all, unknown_name
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -43,3 +44,43 @@ def arguments_named(function: Callable[Arguments, Result]) -> Callable[Arguments
         raise_all(errors)
 
     return wrapper
+
+
+def require(
+    holds: object,
+    code: str,
+    message: str,
+    hint: str | None = None,
+    place: Place = (),
+    error: type[HgmsError] = ConfigError,
+) -> None:
+    """Raise an error unless a condition is true.
+
+    Examples
+    --------
+    >>> require(2 > 1, "out-of-range", "2 must be greater than 1")
+    """
+    if not holds:
+        raise error(code, message, place=place, hint=hint)
+
+
+def require_known(
+    kind: str, word: str, choices: Collection[str], place: Place = (), label: str = ""
+) -> None:
+    """Raise ConfigError ``unknown-<kind>`` unless a word is one of the choices.
+
+    Examples
+    --------
+    >>> require_known("metric", "loss", ["loss", "accuracy"])
+    """
+    if word not in choices:
+        raise unknown_name(kind, word, choices, place, label)
+
+
+@contextlib.contextmanager
+def errors_at(*place: str | int) -> Iterator[None]:
+    """Put a place before the places of errors that are raised inside the context."""
+    try:
+        yield
+    except HgmsError as error:
+        raise error.at(*place) from None

@@ -16,7 +16,7 @@ def faults(component: Any) -> dict[str, str]:
     first = [check.name for check in checks].index("inputs")  # before: how a class is written
     expected = failures_of(type(component), checks)
     found = {
-        check.name: verdict(check, component, expected)[0]
+        check.name: verdict(check, component, expected).fault
         for check in checks[first:]
         if check.name not in LONG
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hgms.adapters.display import sizes
 from hgms.adapters.shapes import check_grad_mode
+from hgms.arguments import require
 from hgms_core import (
     Batch,
     Bound,
@@ -198,13 +199,13 @@ def _check_uses(
             place=(argument,),
             hint=f"use it in a loss, {COPIES}",
         )
-    if not any(f):
-        raise ConfigError(
-            "no-gradient",
-            "f has no gradient with respect to θ or x",
-            place=("f",),
-            hint=f"use θ or x in f, {COPIES}\n{OTHERS}",
-        )
+    require(
+        any(f),
+        "no-gradient",
+        "f has no gradient with respect to θ or x",
+        hint=f"use θ or x in f, {COPIES}\n{OTHERS}",
+        place=("f",),
+    )
     if x and not g[1]:
         raise lacks_gradient(x)
 
@@ -287,14 +288,14 @@ def arguments_unchanged(name: str, theta: Tree, x: Tree) -> Iterator[None]:
     versions = [leaf._version for leaf in leaves.values()]
     yield
     for (label, leaf), version in zip(leaves.items(), versions, strict=True):
-        if leaf._version != version:
-            raise ConfigError(
-                "loss-with-state",
-                f"{name} changes a tensor of its arguments in place ({label})",
-                place=(name,),
-                hint="clone a tensor before an in-place operation; nn.Embedding(max_norm=...) "
-                "changes its weight, so remove max_norm",
-            )
+        require(
+            leaf._version == version,
+            "loss-with-state",
+            f"{name} changes a tensor of its arguments in place ({label})",
+            hint="clone a tensor before an in-place operation; nn.Embedding(max_norm=...) "
+            "changes its weight, so remove max_norm",
+            place=(name,),
+        )
 
 
 def evaluate_metrics(problem: Problem, theta: Tree, x: Tree) -> dict[str, float]:
@@ -309,13 +310,13 @@ def numbers_by_name(measured: Any) -> dict[str, float]:
     """Convert the metrics of ``evaluate`` to plain numbers; raise ConfigError if they are not a
     dictionary of numbers.
     """
-    if not isinstance(measured, Mapping):
-        raise ConfigError(
-            "wrong-metric",
-            f"evaluate returns {kind_of(measured)}, but must return numbers by name",
-            place=("evaluate",),
-            hint="add a return statement" if measured is None else "return {'name': number}",
-        )
+    require(
+        isinstance(measured, Mapping),
+        "wrong-metric",
+        f"evaluate returns {kind_of(measured)}, but must return numbers by name",
+        hint="add a return statement" if measured is None else "return {'name': number}",
+        place=("evaluate",),
+    )
     numbers = {}
     for name, value in measured.items():
         try:
@@ -368,13 +369,13 @@ def check_number(name: str, value: Any) -> Tensor:
             place=(name,),
             hint=advice.get(type(value).__name__, f"compute it {COPIES}"),
         )
-    if value.dim():
-        raise ConfigError(
-            "not-scalar",
-            f"{name} returns a tensor of shape {list(value.shape)}, but must return a scalar",
-            place=(name,),
-            hint="add .mean() or .sum()",
-        )
+    require(
+        not value.dim(),
+        "not-scalar",
+        f"{name} returns a tensor of shape {list(value.shape)}, but must return a scalar",
+        hint="add .mean() or .sum()",
+        place=(name,),
+    )
     if not value.is_floating_point():
         kind = str(value.dtype).removeprefix("torch.")
         raise ConfigError(

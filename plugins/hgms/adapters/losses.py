@@ -16,7 +16,7 @@ from hgms.adapters.checks import ExplainsRandomness, check_used, guard_first_ste
 from hgms.adapters.display import as_html, as_text, number, sizes
 from hgms.adapters.shapes import Nested, Shape, check_floating
 from hgms.adapters.tables import read_roles, read_table
-from hgms.arguments import arguments_named
+from hgms.arguments import arguments_named, require
 from hgms.torch_errors import differences_named
 from hgms_core import (
     Bound,
@@ -134,29 +134,29 @@ def check_options(function: Callable[..., Any], options: Mapping[str, object], k
 
 def _flatten_fields(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[str, Any]:
     """The fields of a problem whose functions take and return nested variables."""
-    flat = dict(fields)
-    flat["g"] = _of_flat(fields["g"], theta, x)
-    flat["f"] = _of_flat(fields["f"], theta, x)
+    flat_form: dict[str, Callable[[Any], Any]] = {
+        "g": lambda loss: _of_flat(loss, theta, x),
+        "f": lambda loss: _of_flat(loss, theta, x),
+        "project": lambda own: lambda a: theta.flatten(own(theta.restore(a)), "project"),
+        "evaluate": lambda own: lambda a, b: own(theta.restore(a), x.restore(b)),
+        "fresh": lambda own: lambda key: x.flatten(own(key), "fresh"),
+        "start": lambda own: lambda a: x.flatten(own(theta.restore(a)), "start"),
+        "references": lambda own: {
+            name: theta.flatten(value, f"references.{name}") for name, value in own.items()
+        },
+    }
+    flat = {
+        name: flat_form[name](value) if value and name in flat_form else value
+        for name, value in fields.items()
+    }
     flat["restore"] = lambda a, b: (theta.restore(a), x.restore(b))
-    if project := fields.get("project"):
-        flat["project"] = lambda a: theta.flatten(project(theta.restore(a)), "project")
-    if evaluate := fields.get("evaluate"):
-        flat["evaluate"] = lambda a, b: evaluate(theta.restore(a), x.restore(b))
-    if fresh := fields.get("fresh"):
-        flat["fresh"] = lambda key: x.flatten(fresh(key), "fresh")
-    if start := fields.get("start"):
-        flat["start"] = lambda a: x.flatten(start(theta.restore(a)), "start")
-    if references := fields.get("references"):
-        flat["references"] = {
-            name: theta.flatten(value, f"references.{name}") for name, value in references.items()
-        }
     extensions = fields.get("extensions", ())
-    if any(isinstance(item, Sources) for item in extensions):
-        raise ConfigError(
-            "conflicting-options",
-            "a problem with sources requires flat dictionaries of tensors for θ and x",
-            place=("extensions",),
-        )
+    require(
+        not any(isinstance(item, Sources) for item in extensions),
+        "conflicting-options",
+        "a problem with sources requires flat dictionaries of tensors for θ and x",
+        place=("extensions",),
+    )
     flat["extensions"] = tuple(
         _rows_of_flat(item, theta, x) if isinstance(item, Rows) else item for item in extensions
     )
@@ -286,14 +286,12 @@ def hypergradient(
     below, lower = Shape.of(x, "x", "x")
     for what, tree in (("theta", upper), ("x", lower)):
         check_floating(what, tree)
-        if not tree:
-            raise ConfigError(
-                "wrong-value", f"{what} contains no tensor to differentiate by", place=(what,)
-            )
+        require(
+            tree, "wrong-value", f"{what} contains no tensor to differentiate by", place=(what,)
+        )
 
     size = Ravel.of(lower).size
-    if size == 0:
-        raise ConfigError("wrong-shape", "x contains no number to differentiate by", place=("x",))
+    require(size != 0, "wrong-shape", "x contains no number to differentiate by", place=("x",))
     if v0 is not None and v0.shape != (size,):
         raise ConfigError(
             "wrong-shape",
@@ -313,5 +311,6 @@ def hypergradient(
         estimate = levels.hypergradient(solver, v0)
     if not any(bool(leaf.any()) for leaf in estimate.value.values()):
         check_used(*losses, upper, lower)
-    parts = attrs.asdict(estimate, recurse=False)
-    return Hypergradient(**{**parts, "value": above.restore(estimate.value)})
+    return Hypergradient(
+        **{**attrs.asdict(estimate, recurse=False), "value": above.restore(estimate.value)}
+    )

@@ -12,6 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.arguments import require
 from hgms_core import ConfigError, Tree
 from hgms_core.arguments import kind_of
 
@@ -59,13 +60,13 @@ class Shape:
             key = ".".join(path) or name
             if not isinstance(leaf, Tensor):
                 raise _no_tensor((*place, *path), leaf)
-            if key in tree:
-                raise ConfigError(
-                    "duplicate-name",
-                    f"{what} has two leaves with the name {key!r}, a path joined by dots",
-                    place=(*place, *path),
-                    hint="rename one of them",
-                )
+            require(
+                key not in tree,
+                "duplicate-name",
+                f"{what} has two leaves with the name {key!r}, a path joined by dots",
+                hint="rename one of them",
+                place=(*place, *path),
+            )
             tree[key] = leaf
             return key
 
@@ -145,15 +146,15 @@ def check_grad_mode() -> None:
 
     Derivatives do not exist in this mode.
     """
-    if torch.is_inference_mode_enabled():
-        raise ConfigError(
-            "inference-mode",
-            "derivatives do not exist inside torch.inference_mode()",
-            hint="leave inference_mode, or use torch.no_grad()",
-        )
+    require(
+        not torch.is_inference_mode_enabled(),
+        "inference-mode",
+        "derivatives do not exist inside torch.inference_mode()",
+        hint="leave inference_mode, or use torch.no_grad()",
+    )
 
 
-def check_floating(what: str, tree: object) -> None:
+def check_floating(what: str, tree: Any) -> None:
     """Check that ``tree`` is a dictionary of floating-point tensors.
 
     Only floating-point tensors have derivatives. Tensors that were created inside
@@ -165,23 +166,23 @@ def check_floating(what: str, tree: object) -> None:
         If ``tree`` is not such a dictionary, or contains both frozen parameters and trained leaves.
     """
     check_grad_mode()
-    if not isinstance(tree, Mapping):
-        raise ConfigError(
-            "wrong-type",
-            f"{what} must be a dictionary of tensors by name, not a {type(tree).__name__}",
-            place=(what,),
-        )
+    require(
+        isinstance(tree, Mapping),
+        "wrong-type",
+        f"{what} must be a dictionary of tensors by name, not a {type(tree).__name__}",
+        place=(what,),
+    )
     trained = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree.values())
     for name, leaf in tree.items():
         if not isinstance(leaf, Tensor):
             raise _no_tensor((what, str(name)), leaf)
-        if trained and isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad:
-            raise ConfigError(
-                "frozen-parameter",
-                f"{what} contains the frozen parameter {name!r} and trained ones",
-                place=(what, name),
-                hint="use trainable(module)",
-            )
+        require(
+            not (trained and isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad),
+            "frozen-parameter",
+            f"{what} contains the frozen parameter {name!r} and trained ones",
+            hint="use trainable(module)",
+            place=(what, name),
+        )
         if not leaf.is_floating_point():
             raise ConfigError(
                 "wrong-dtype",
@@ -190,10 +191,10 @@ def check_floating(what: str, tree: object) -> None:
                 place=(what, name),
                 hint="call .float(); for a module use trainable(module), not its state_dict",
             )
-        if leaf.is_inference():
-            raise ConfigError(
-                "inference-mode",
-                f"{name!r} was created inside torch.inference_mode(), so it has no derivative",
-                place=(what, name),
-                hint="use .clone() outside inference_mode, or torch.no_grad() in its place",
-            )
+        require(
+            not leaf.is_inference(),
+            "inference-mode",
+            f"{name!r} was created inside torch.inference_mode(), so it has no derivative",
+            hint="use .clone() outside inference_mode, or torch.no_grad() in its place",
+            place=(what, name),
+        )

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from hgms.adapters.shapes import Array, field_names
+from hgms.arguments import errors_at, require
 from hgms_core import ROLES, ConfigError, Data
 from hgms_core.arguments import kind_of
 from hgms_core.errors import one_of
@@ -68,10 +69,8 @@ def as_data(
 
 def read_table(rows: Any, place: str, like: Tensor) -> Data:
     """Return the rows with the dtype and device of a tensor; errors start with ``place``."""
-    try:
+    with errors_at(place):
         return as_data(rows, like.dtype, like.device)
-    except ConfigError as error:
-        raise error.at(place) from None
 
 
 def read_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
@@ -81,14 +80,10 @@ def read_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
     if several and (
         has_roles or all(isinstance(item, Data) or is_table(item) for item in several.values())
     ):
-        tables = {}
-        for role, table in several.items():
+        for role in several:
             one_of("role of validation rows", role, ROLES, (place, role))
-            try:
-                tables[role] = read_table(table, role, like)
-            except ConfigError as error:
-                raise error.at(place) from None
-        return tables
+        with errors_at(place):
+            return {role: read_table(table, role, like) for role, table in several.items()}
     return read_table(rows, place, like)
 
 
@@ -145,12 +140,12 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         arrays = rows if isinstance(rows, tuple) else rows.tensors
         table = dict(zip(field_names(rows) or range(len(arrays)), arrays, strict=True))
     elif names is not None and isinstance(rows, Indexed) and not isinstance(rows, Formatted):
-        if len(set(names)) != len(names):
-            raise ConfigError(
-                "duplicate-name",
-                "two columns of the frame have the same name",
-                hint="rename one of them",
-            )
+        require(
+            len(set(names)) == len(names),
+            "duplicate-name",
+            "two columns of the frame have the same name",
+            hint="rename one of them",
+        )
         table = {name: rows[name] for name in names}
     elif isinstance(rows, list) and not (rows and isinstance(rows[0], Mapping | tuple)):
         raise ConfigError(
@@ -215,10 +210,9 @@ def _read(
 ) -> dict[Any, Any]:
     """Collate the rows of a dataset with these numbers (default: all rows) in one call."""
     numbers = range(len(rows)) if numbers is None else numbers
-    if not numbers:
-        raise ConfigError(
-            "no-rows", "the dataset has no rows", hint="use Data() for a loss without data"
-        )
+    require(
+        numbers, "no-rows", "the dataset has no rows", hint="use Data() for a loss without data"
+    )
     try:
         few, again = (_by_name(collate([rows[i] for i in numbers[:8]])) for _ in range(2))
         half = len(numbers[:8]) // 2
@@ -283,13 +277,13 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
-    if is_table(values):
-        raise ConfigError(
-            "wrong-column",
-            f"the column {name!r} is {kind_of(values)}",
-            place=(name,),
-            hint=f"call .to_numpy(), pass its parts as columns, or use rows[{name!r}] as the table",
-        )
+    require(
+        not is_table(values),
+        "wrong-column",
+        f"the column {name!r} is {kind_of(values)}",
+        hint=f"call .to_numpy(), pass its parts as columns, or use rows[{name!r}] as the table",
+        place=(name,),
+    )
     if (
         isinstance(values, list | tuple)
         and values
@@ -299,12 +293,12 @@ def _column(name: str, values: Any, dtype: torch.dtype) -> Tensor:
             raise _ragged_column(name)
         values = torch.stack(list(values))
     column = values if isinstance(values, Tensor) else _from_array(name, values, dtype)
-    if column.dim() == 0:
-        raise ConfigError(
-            "wrong-column",
-            f"the column {name!r} is a single number, but must have one entry per row",
-            place=(name,),
-        )
+    require(
+        column.dim() != 0,
+        "wrong-column",
+        f"the column {name!r} is a single number, but must have one entry per row",
+        place=(name,),
+    )
     return column
 
 
@@ -314,13 +308,13 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     """
     import numpy as np
 
-    if isinstance(values, str) or not isinstance(values, Array | list | tuple | range):
-        raise ConfigError(
-            "wrong-column",
-            f"the column {name!r} is {kind_of(values)}",
-            place=(name,),
-            hint="remove it, or convert it to numbers (sparse matrices: .toarray())",
-        )
+    require(
+        isinstance(values, Array | list | tuple | range) and not isinstance(values, str),
+        "wrong-column",
+        f"the column {name!r} is {kind_of(values)}",
+        hint="remove it, or convert it to numbers (sparse matrices: .toarray())",
+        place=(name,),
+    )
     try:
         array = np.asarray(values)
         array = np.array(array.tolist()) if array.dtype == object else array

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import hgms.config
+from hgms import arguments
 from hgms.adapters.recurrent import without_fused
 from hgms.torch_errors import is_batch_of_one
 from hgms_core import Batch, ConfigError, Data, Key, Tree
@@ -38,7 +38,7 @@ _WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 The record is not part of a view, because the values of a view identify a problem.
 """
-require = functools.partial(hgms.config.require, place=("model",))
+require = functools.partial(arguments.require, place=("model",))
 """Raise ConfigError unless a condition of the module is true."""
 CHUNK = 256
 CHUNKS = 32

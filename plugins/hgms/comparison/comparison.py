@@ -238,11 +238,12 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Notes that the tables do not contain: selection of settings, missing results."""
         lines = self._of_tables()
-        if any(ALIKE in row.notes for table in self.tables for row in table.rows):
-            lines.append(
-                f"{ALIKE}: they never differed, so nothing was selected; the generator's noise "
-                "distinguishes them"
-            )
+        notes = {note for table in self.tables for row in table.rows for note in row.notes}
+        lines += [
+            f"{note}: they never differed, so nothing was selected; the generator's noise "
+            "distinguishes them"
+            for note in notes & {ALIKE}
+        ]
         lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
         tasks = {
             cell.task: cell.config.task
@@ -262,17 +263,7 @@ class Comparison:
             for held, total in (task.held_out,)
             if held and self.grid.metrics[label] in task.metric_rows
         ]
-        for sweep in self.sweeps:
-            chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
-            lost = sum(trial["loss"] is None for trial in sweep["trials"])
-            lines.append(
-                (
-                    f"sweep: {sweep['task']}, {sweep['method']}: trial {sweep['chosen'] + 1} of "
-                    f"{len(sweep['trials'])} ({chosen})"
-                )
-                + (f"; {lost} trials failed" if lost else "")
-                + (f"; {sweep['note']}" if sweep["note"] else "")
-            )
+        lines += map(_describe_sweep, self.sweeps)
         if any(failure.status == "failed" for failure in self.failures) and self.scratch is None:
             how = "retry_failed=True" if self.grid.own else "--retry-failed"
             lines.append(f"failed runs keep their place; {how} runs them once more")
@@ -289,11 +280,10 @@ class Comparison:
         }
         lines = [remarks.pop(table.unjudged) for table in self.tables if table.unjudged in remarks]
         references = any(table.references for table in self.tables)
-        if any(table.winner for table in self.tables):
-            others = "every other method and every floor" if references else "every other method"
-            lines.append(
-                f"★ better than {others}: each difference is exact, or its interval excludes zero"
-            )
+        others = "every other method and every floor" if references else "every other method"
+        lines += [
+            f"★ better than {others}: each difference is exact, or its interval excludes zero"
+        ] * any(table.winner for table in self.tables)
         if any(pair.count > 1 for table in self.tables for pair in table.pairs.values()):
             apart = any(len(table.references) > 1 for table in self.tables)
             which = "of methods, and of methods and floors" if apart else ""
@@ -301,10 +291,20 @@ class Comparison:
                 "differences: paired by seed, intervals by Holm's rule over all "
                 f"pairs{which and ' '}{which} (chance of a false one: at most 5 %)"
             )
-        if any(row.recovered is not None for table in self.tables for row in table.rows):
-            lines.append(RECOVERED)
-        lines += remarks.values()
-        return lines
+        rows = [row for table in self.tables for row in table.rows]
+        lines += [RECOVERED] * any(row.recovered is not None for row in rows)
+        return [*lines, *remarks.values()]
+
+
+def _describe_sweep(sweep: Mapping[str, Any]) -> str:
+    chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
+    lost = sum(trial["loss"] is None for trial in sweep["trials"])
+    return (
+        f"sweep: {sweep['task']}, {sweep['method']}: trial {sweep['chosen'] + 1} of "
+        f"{len(sweep['trials'])} ({chosen})"
+        + (f"; {lost} trials failed" if lost else "")
+        + (f"; {sweep['note']}" if sweep["note"] else "")
+    )
 
 
 def gather(
@@ -351,33 +351,25 @@ def gather(
                 reason="it did not end" if reason is None else str(reason),
             )
         )
-    tables = []
-    for task, by_method in runs.items():
-        swept = {sweep.method for sweep in sweeps if sweep.task == task}
-        tables.append(
+    swept = {(sweep.task, sweep.method) for sweep in sweeps}
+    lost = grouped(((failure.task, failure.method), failure.seed) for failure in failures)
+    return Comparison(
+        tables=[
             table(
                 by_method,
-                grid.metrics[task],
+                metric := grid.metrics[task],
                 grid.reference,
                 task=task,
-                higher_is_better=grid.pairs[task, next(iter(by_method))].task.metrics[
-                    grid.metrics[task]
-                ],
-                failed={
-                    method: [
-                        lost.seed for lost in failures if (lost.task, lost.method) == (task, method)
-                    ]
-                    for method in by_method
-                },
+                higher_is_better=grid.pairs[task, next(iter(by_method))].task.metrics[metric],
+                failed={method: lost.get((task, method), []) for method in by_method},
                 notes={
                     method: [ALIKE] * alike.get((task, method), False)
-                    + ["not swept"] * bool(sweeps and method not in swept)
+                    + ["not swept"] * bool(swept and (task, method) not in swept)
                     for method in by_method
                 },
             )
-        )
-    return Comparison(
-        tables=tables,
+            for task, by_method in runs.items()
+        ],
         failures=failures,
         sweeps=[sweep.as_dict() for sweep in sweeps],
         execution={

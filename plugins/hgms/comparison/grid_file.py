@@ -538,9 +538,10 @@ class _Loader:
     def reference(self, methods: Sequence[Entry], label: str | None) -> str:
         labels = [method.label for method in methods]
         if label is not None and label not in labels:
-            place = self.place("reference")
             self.errors.append(
-                unknown_name("method", str(label), labels, place, label="reference method")
+                unknown_name(
+                    "method", str(label), labels, self.place("reference"), label="reference method"
+                )
             )
         defaults = [method.label for method in methods if method.name in DEFAULT_REFERENCES]
         return label or next(iter([*defaults, *labels]), "")

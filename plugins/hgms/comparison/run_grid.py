@@ -87,8 +87,9 @@ def run_grid(
         finished.update(done)
         waiting = [cell for cell, state in states if state in wanted]
         runs = runs_of(waiting, executions, files, here=isinstance(executor, Here))
-        echo = to_stderr if progress else ignore
-        results, _ = run_together(runs, executor, bars=progress, say=echo, look=False)
+        results, _ = run_together(
+            runs, executor, bars=progress, say=(to_stderr if progress else ignore), look=False
+        )
         endings.update({ending.cell.path: ending for ending in results.values()})
 
     with distinct_warnings():

@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hgms.arguments import require_known
 from hgms.comparison.grid import NO_FILE, copy_table, root_of
 from hgms.config import require
 from hgms.config.tables import overlay_tables
 from hgms_core import ConfigError
-from hgms_core.errors import Place, unknown_name
+from hgms_core.errors import Place
 
 ALL = "*"
 
@@ -59,8 +60,7 @@ def apply_scale(
     )
     if name is None:
         return base
-    if name not in scales:
-        raise unknown_name("scale", name, scales, place)
+    require_known("scale", name, scales, place)
     over = dict(scales[name])
     for kind in ("task", "method"):
         if kind in over:
@@ -73,8 +73,11 @@ def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
     if not isinstance(changes, Mapping) or not all(
         isinstance(change, Mapping) for change in changes.values()
     ):
-        message = f"{kind} of a scale must contain one table of settings per {kind}"
-        raise ConfigError("wrong-type", message, place=place)
+        raise ConfigError(
+            "wrong-type",
+            f"{kind} of a scale must contain one table of settings per {kind}",
+            place=place,
+        )
     listed = entries if isinstance(entries, list) else [entries]
     tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
     if not all(isinstance(table, Mapping) for table in tables):
@@ -82,16 +85,15 @@ def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
     by_label = [(str(table.get("label", table.get("name"))), table) for table in tables]
     labels = [label for label, _ in by_label]
     for label, change in changes.items():
-        if label != ALL and label not in labels:
-            raise unknown_name(kind, label, labels, (*place, label))
-        if "name" in change:
-            message = f"the name of a {kind} cannot differ between scales"
-            raise ConfigError(
-                "not-supported",
-                message,
-                place=(*place, label, "name"),
-                hint=f"add a [[{kind}]] table with this name",
-            )
+        if label != ALL:
+            require_known(kind, label, labels, (*place, label))
+        require(
+            "name" not in change,
+            "not-supported",
+            f"the name of a {kind} cannot differ between scales",
+            hint=f"add a [[{kind}]] table with this name",
+            place=(*place, label, "name"),
+        )
     return [
         overlay_tables(overlay_tables(table, changes.get(ALL, {})), changes.get(label, {}))
         for label, table in by_label

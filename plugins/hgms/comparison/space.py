@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from hgms.arguments import errors_at
 from hgms.config import require
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
@@ -111,7 +112,7 @@ def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
     """
     space: dict[str, Dimension] = {}
     for key, value in table.items():
-        try:
+        with errors_at(*key.split(".")):
             if isinstance(value, Sequence) and not isinstance(value, str):
                 space[key] = Choices(tuple(value))
             elif isinstance(value, Mapping) and not {"low", "high", "log"} & value.keys():
@@ -124,8 +125,6 @@ def parse(table: Mapping[str, Any]) -> dict[str, Dimension]:
                     f"{key}={value!r} must be a list of values or a range",
                     hint="write a range as { low = 0.01, high = 1.0, log = true }",
                 )
-        except ConfigError as error:
-            raise error.at(*key.split(".")) from None
     return space
 
 

@@ -95,8 +95,9 @@ class Sweep:
         """Add the next trial and return its runs."""
         values = self.own
         if self.trials:
-            key = Key(self.settings.seed).fold("sweep").fold(self.method)
-            values = draw_values(self.space, self.trials, key)
+            values = draw_values(
+                self.space, self.trials, Key(self.settings.seed).fold("sweep").fold(self.method)
+            )
         self.trials.append(Trial(number=len(self.trials), values=values))
         return self.cells(self.trials[-1])
 

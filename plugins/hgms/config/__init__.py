@@ -8,32 +8,14 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+from hgms.arguments import require as require
 from hgms.config.argument_checks import check_arguments as check_arguments
 from hgms.config.argument_checks import check_types as check_types
 from hgms.config.budget import Budget as Budget
 from hgms.config.paths import data_fingerprint as data_fingerprint
 from hgms.config.paths import expand as expand
-from hgms_core import ROLES, ConfigError, HgmsError
-from hgms_core.errors import Place
+from hgms_core import ROLES, ConfigError
 from hgms_core.validators import reject
-
-
-def require(
-    holds: object,
-    code: str,
-    message: str,
-    hint: str | None = None,
-    place: Place = (),
-    error: type[HgmsError] = ConfigError,
-) -> None:
-    """Raise an error unless a condition is true.
-
-    Examples
-    --------
-    >>> require(2 > 1, "out-of-range", "2 must be greater than 1")
-    """
-    if not holds:
-        raise error(code, message, place=place, hint=hint)
 
 
 def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from hgms.arguments import errors_at
 from hgms.config.budget import Budget
 from hgms.config.fingerprinting import fingerprint
 from hgms.config.invalid import init_fields, origin_is, type_hints
@@ -127,10 +128,8 @@ def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]
     named: dict[str, Any] = {"name": name} if isinstance(name, str) else {}
     items = {}
     for key, field in init_fields(cls).items():
-        try:
+        with errors_at(key):
             items[key] = plain(getattr(value, field.name), hints[field.name], otherwise)
-        except ConfigError as error:
-            raise error.at(key) from None
     if isinstance(value, Budget):
         return {key: item for key, item in items.items() if item != "none"}
     if isinstance(value, Pipeline):

@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from hgms.arguments import require_known
 from hgms_core import ConfigError
 from hgms_core.annotations import plain_number
-from hgms_core.errors import closest, unknown_name
+from hgms_core.errors import closest
 
 _UNITS = {
     "s": ("seconds", 1),
@@ -72,9 +73,8 @@ class Budget:
 
     def __init__(self, text: str | Budget | None = None, /, **limits: Any) -> None:
         for name in limits:
-            known = [limit.name for limit in attrs.fields(Budget)]
-            if name not in known:
-                raise unknown_name("option", name, known, (name,), "limit of a budget")
+            known = attrs.fields_dict(Budget).keys()
+            require_known("option", name, known, (name,), "limit of a budget")
         if text is not None:
             limits |= attrs.asdict(
                 text if isinstance(text, Budget) else self.parse(text),
@@ -123,25 +123,26 @@ class Budget:
             )
         return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
 
+    @property
+    def limit(self) -> tuple[str, float]:
+        """The name of the limit, and its amount."""
+        limits = attrs.asdict(self).items()
+        return next((name, limit) for name, limit in limits if limit is not None)
+
+    def spent(self, seconds: float, steps: int, calls: int) -> float:
+        """Return the share of the budget used; it is above 1 if the last step ended later."""
+        name, limit = self.limit
+        return {"seconds": seconds, "outer_steps": steps, "oracle_calls": calls}[name] / limit
+
     def spent_share(self, seconds: float, steps: int, calls: int) -> float:
         """Return the share of the budget used, from 0 to 1."""
-        if self.seconds is not None:
-            share = seconds / self.seconds
-        elif self.outer_steps is not None:
-            share = steps / self.outer_steps
-        else:
-            share = calls / (self.oracle_calls or 1)
-        return min(1.0, max(0.0, share))
+        return min(1.0, max(0.0, self.spent(seconds, steps, calls)))
 
     def __str__(self) -> str:
-        if self.seconds is not None:
-            return f"{self.seconds:g} s"
-        count, unit = (
-            (self.outer_steps, "outer step")
-            if self.oracle_calls is None
-            else (self.oracle_calls, "oracle call")
-        )
-        return f"{count} {unit}{'s' * (count != 1)}"
+        name, limit = self.limit
+        if name == "seconds":
+            return f"{limit:g} s"
+        return f"{limit} {name.replace('_', ' ').removesuffix('s')}{'s' * (limit != 1)}"
 
 
 def as_budget(value: Any) -> Budget:

@@ -21,6 +21,7 @@ import cattrs
 from attrs import define, field
 
 from hgms import facts
+from hgms.arguments import require_known
 from hgms.config.as_table import NO_RESTARTS, is_at_rest
 from hgms.config.budget import Budget
 from hgms.config.invalid import (
@@ -309,10 +310,10 @@ class _Reader:
                 f"expected one of {names}, or a table with such a name, got {show(value)}",
             )
         name = table["name"]
-        if name not in parts:
-            raise unknown_name("name", name, parts, () if isinstance(value, str) else ("name",))
-        rest = {key: item for key, item in table.items() if key != "name"}
-        return self.table(rest, parts[name], wrappers)
+        require_known("name", name, parts, () if isinstance(value, str) else ("name",))
+        return self.table(
+            {key: item for key, item in table.items() if key != "name"}, parts[name], wrappers
+        )
 
     def sequence(self, value: object, hint: Any) -> Any:
         origin = typing.get_origin(hint)
@@ -404,8 +405,9 @@ def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | No
     is_own = attribute.converter is not None and not isinstance(attribute.converter, Checked)
     if check is None or is_own:
         return None
-    name = attribute.alias or attribute.name
-    return complaint(lambda value: check(None, attribute, value), value, name)
+    return complaint(
+        lambda value: check(None, attribute, value), value, (attribute.alias or attribute.name)
+    )
 
 
 def _required_fields(hint: Any) -> str:

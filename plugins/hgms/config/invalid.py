@@ -137,8 +137,9 @@ def kinds_of(target: type) -> list[Kind]:
 
 def available(registry: Registry, kind: Kind) -> str:
     """Return the hint for a missing name."""
-    names = [component.name for component in registry.components(kind.name)]
-    hint = unknown_name(kind.label, "", names).hint
+    hint = unknown_name(
+        kind.label, "", [component.name for component in registry.components(kind.name)]
+    ).hint
     return f"{hint}\nrun `hgms list {kind.name}` for their descriptions"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hgms.arguments import require
 from hgms_core import Composition, ConfigError
 from hgms_core.errors import CheckpointError
 
@@ -57,12 +58,13 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     CheckpointError
         If the text is not valid TOML, or if :func:`check` rejects the table.
     """
-    if any(line.count(".") > DOTS for line in text.split("\n")):
-        raise CheckpointError(
-            "too-deep",
-            f"a line has more than {DOTS:,} dots, so a key may be too deep",
-            place=(name,),
-        )
+    require(
+        not any(line.count(".") > DOTS for line in text.split("\n")),
+        "too-deep",
+        f"a line has more than {DOTS:,} dots, so a key may be too deep",
+        place=(name,),
+        error=CheckpointError,
+    )
     table: dict[str, Any] = _parse(tomllib.loads, text, name, "TOML: {}")
     return table
 
@@ -187,20 +189,20 @@ def merge_setting(
     option = f"--set {written or assignment}"
     key, equals, text = assignment.partition("=")
     path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path):
-        raise ConfigError(
-            "wrong-format",
-            f"{assignment!r} is not an assignment",
-            place=(option,),
-            hint="use --set key=value, for example --set method.generator.count=4",
-        )
+    require(
+        equals and all(path),
+        "wrong-format",
+        f"{assignment!r} is not an assignment",
+        hint="use --set key=value, for example --set method.generator.count=4",
+        place=(option,),
+    )
     value = _value(text)
-    if len(path) > SETTING_DEPTH:
-        raise ConfigError(
-            "too-deep",
-            f"the key has {len(path)} levels, but at most {SETTING_DEPTH} are supported",
-            place=(option,),
-        )
+    require(
+        len(path) <= SETTING_DEPTH,
+        "too-deep",
+        f"the key has {len(path)} levels, but at most {SETTING_DEPTH} are supported",
+        place=(option,),
+    )
     try:
         check(value, "value")
         set_value(table, path, value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hgms.diagnosis.capture import pipeline_of
 from hgms.diagnosis.float64 import in_double
 from hgms.diagnosis.measure import Diagnosing
-from hgms.diagnosis.spectrum import Spectrum, spectrum
+from hgms.diagnosis.spectrum import spectrum
 from hgms.diagnosis.words import (
     ALIKE,
     BIASED,
@@ -26,7 +26,6 @@ __all__ = [
     "SIGMAS",
     "Diagnosing",
     "Diagnosis",
-    "Spectrum",
     "in_double",
     "missing_measures",
     "number",

@@ -66,20 +66,17 @@ class Diagnosing:
         ``step`` is its number, and ``progress`` is the used share of the budget at its start.
         """
         key = Key(self.seed).fold("diagnose", step)
-        is_pipeline = pipeline_of(self.method) is not None
-        measured = Measured({"step": step, "of": "pipeline" if is_pipeline else "result"})
+        kind = "result" if pipeline_of(self.method) is None else "pipeline"
+        measured = Measured({"step": step, "of": kind})
 
-        def of_result() -> dict[str, Any]:
-            _of_point(measured, self.problem, *self.method.result(after), key)
+        def measure() -> dict[str, Any]:
+            if kind == "result":
+                _of_point(measured, self.problem, *self.method.result(after), key)
+            else:
+                _of_step(measured, capture(self.method, self.problem, before, progress), key)
             return {}
 
-        def of_step() -> dict[str, Any]:
-            seen = capture(self.method, self.problem, before, progress)
-            measured.cost += seen.cost
-            _of_step(measured, seen, key)
-            return {}
-
-        measured.add("step", of_step if is_pipeline else of_result)
+        measured.add("step", measure)
         return measured.as_row()
 
 
@@ -129,6 +126,7 @@ class Measured:
 
 
 def _of_step(measured: Measured, seen: Seen, key: Key) -> None:
+    measured.cost += seen.cost
     estimate = seen.estimate
     h = flat(seen.estimate.value)
     measured.row |= {
@@ -143,8 +141,15 @@ def _of_step(measured: Measured, seen: Seen, key: Key) -> None:
         }
     settings = settings_of(seen.pipeline.hypergradient)
     ridge = settings_of(settings.get("solver")).get("ridge")
-    strategy = settings.get("strategy", "vjp")
-    _of_point(measured, seen.problem, seen.theta, seen.branch.x, key, ridge, strategy)
+    _of_point(
+        measured,
+        seen.problem,
+        seen.theta,
+        seen.branch.x,
+        key,
+        ridge,
+        settings.get("strategy", "vjp"),
+    )
     temperature = settings_of(seen.pipeline.generator).get("temperature")
     if isinstance(temperature, float) and "normal_inverses" in measured.row:
         measured.row["tube"] = math.sqrt(temperature * measured.row["normal_inverses"])
@@ -374,20 +379,10 @@ def _of_point(
         hessian = curvature(
             lambda x: reference.g(theta, x, below), x, exact, precision=reference.precision
         )
-        of = spectrum(hessian.matvec, spec.ravel(x), ridge or 0.0, key.fold("spectrum"))
-        measured.cost += Cost(products=of.products, rows=of.products * fewer)
-        return {
-            "size": of.size,
-            "largest": of.largest,
-            "smallest": of.smallest,
-            "flat_threshold": of.threshold,
-            "flat_dimension": of.flat,
-            "flat_error": of.flat_error,
-            "negative_dimension": of.negative,
-            "normal_curvature": of.normal,
-            "normal_inverses": of.inverses,
-            "spectrum": "all" if of.exact else "lanczos",
-        }
+        start = spec.ravel(x)
+        row, products = spectrum(hessian.matvec, start, ridge or 0.0, key.fold("spectrum"))
+        measured.cost += Cost(products=products, rows=products * fewer)
+        return row
 
     def bias_at_x() -> dict[str, Any]:
         used = FLAT * measured.row["largest"] if ridge is None else ridge

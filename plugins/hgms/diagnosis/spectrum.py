@@ -5,9 +5,10 @@ The module estimates their number, and the smallest curvature of the other direc
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from attrs import frozen
 
 from hgms_core import Key, MatVec
 
@@ -22,38 +23,21 @@ the linear solve.
 """
 
 
-@frozen(kw_only=True)
-class Spectrum:
-    """Eigenvalue counts of the lower Hessian, with their cost.
+def spectrum(
+    matvec: MatVec, like: torch.Tensor, ridge: float, key: Key
+) -> tuple[dict[str, Any], int]:
+    """Return a row with the spectrum of the lower Hessian, and the number of products used.
 
-    - ``size`` is d.
-    - ``flat`` is the number k of eigenvalues of magnitude at most ``threshold``. Its standard error
-      is ``flat_error`` (0 if all eigenvalues were computed).
-    - ``negative`` is the number of eigenvalues below −``threshold``.
-    - ``normal`` is the smallest eigenvalue above ``threshold`` (c in the paper's Proposition on the
-      geometry of S(θ); inf if there is none).
-    - ``inverses`` is the sum of 1/λ over the eigenvalues above ``threshold``.
-    - ``products`` is the number of Hessian products used.
-    """
+    ``matvec`` is a symmetric operator on vectors like ``like``, ``[d]``. The row contains:
 
-    size: int
-    largest: float
-    smallest: float
-    threshold: float
-    flat: float
-    flat_error: float
-    negative: float
-    normal: float
-    inverses: float
-    products: int
-
-    @property
-    def exact(self) -> bool:
-        return self.size <= DENSE
-
-
-def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spectrum:
-    """Compute the spectrum of the symmetric operator on vectors like ``like``, ``[d]``.
+    - ``size``: d.
+    - ``flat_dimension``: the number k of eigenvalues of magnitude at most ``flat_threshold``. Its
+      standard error is ``flat_error`` (0 if all eigenvalues were computed).
+    - ``negative_dimension``: the number of eigenvalues below −``flat_threshold``.
+    - ``normal_curvature``: the smallest eigenvalue above ``flat_threshold`` (c in the paper's
+      Proposition on the geometry of S(θ); inf if there is none).
+    - ``normal_inverses``: the sum of 1/λ over the eigenvalues above ``flat_threshold``.
+    - ``spectrum``: ``"all"`` if all eigenvalues were computed, else ``"lanczos"``.
 
     Up to DENSE numbers, all eigenvalues are computed. For more numbers, Lanczos quadrature is used:
     a random start of length 1 has in expectation the share 1/d of its weight on each eigenvector.
@@ -68,8 +52,8 @@ def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spec
     Examples
     --------
     >>> eigenvalues = torch.tensor([0.0, 0.0, 0.5, 2.0], dtype=torch.float64)
-    >>> of = spectrum(lambda v: eigenvalues * v, eigenvalues, 0.0, Key(0))
-    >>> of.flat, of.normal, of.largest
+    >>> row, _ = spectrum(lambda v: eigenvalues * v, eigenvalues, 0.0, Key(0))
+    >>> row["flat_dimension"], row["normal_curvature"], row["largest"]
     (2.0, 0.5, 2.0)
     """
     size = like.numel()
@@ -103,19 +87,19 @@ def spectrum(matvec: MatVec, like: torch.Tensor, ridge: float, key: Key) -> Spec
         size * float((weights[kept] / values[kept]).sum())
         for (values, weights), kept in zip(parts, above, strict=True)
     ]
-    error = float(np.std(flat, ddof=1) / len(flat) ** 0.5) if len(flat) > 1 else 0.0
-    return Spectrum(
-        size=size,
-        largest=largest,
-        smallest=smallest,
-        threshold=threshold,
-        flat=round(float(np.mean(flat)), 9),
-        flat_error=error,
-        negative=round(float(np.mean(negative)), 9),
-        normal=normal,
-        inverses=float(np.mean(inverses)),
-        products=products,
-    )
+    row = {
+        "size": size,
+        "largest": largest,
+        "smallest": smallest,
+        "flat_threshold": threshold,
+        "flat_dimension": round(float(np.mean(flat)), 9),
+        "flat_error": float(np.std(flat, ddof=1) / len(flat) ** 0.5) if len(flat) > 1 else 0.0,
+        "negative_dimension": round(float(np.mean(negative)), 9),
+        "normal_curvature": normal,
+        "normal_inverses": float(np.mean(inverses)),
+        "spectrum": "all" if size <= DENSE else "lanczos",
+    }
+    return row, products
 
 
 def _quadrature(matvec: MatVec, start: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:

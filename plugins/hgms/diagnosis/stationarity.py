@@ -96,5 +96,6 @@ def bias(
         "bias": float(torch.linalg.vector_norm(here - there)) / size if size else None,
         "bias_cosine": cosine_and_ratio(here, there)[0],
     }
-    steps = Cost(products=step.products, rows=step.products * rows[1])
-    return row, before.cost + after.cost + steps
+    return row, before.cost + after.cost + Cost(
+        products=step.products, rows=step.products * rows[1]
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from hgms.config.tables import grouped
 from hgms.packages import frame
 
 if TYPE_CHECKING:
@@ -212,14 +213,11 @@ def missing_measures(rows: Sequence[Row]) -> list[str]:
     ... )
     ['double precision, in 1 of 2 diagnosed steps: no task makes the problem in it']
     """
-    phrases = []
-    for key in dict.fromkeys(key for row in rows for key in row.get("skipped") or {}):
-        reasons = [row["skipped"][key] for row in rows if key in (row.get("skipped") or {})]
-        phrases.append(
-            f"{MEASURES.get(key, key)}, in {len(reasons)} of {len(rows)} diagnosed steps: "
-            f"{reasons[-1]}"
-        )
-    return phrases
+    reasons = grouped(item for row in rows for item in (row.get("skipped") or {}).items())
+    return [
+        f"{MEASURES.get(key, key)}, in {len(why)} of {len(rows)} diagnosed steps: {why[-1]}"
+        for key, why in reasons.items()
+    ]
 
 
 def power(exponent: float) -> str:

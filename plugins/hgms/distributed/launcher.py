@@ -60,13 +60,9 @@ def meeting(rank: int, count: int) -> Any:
     It contains no data of an earlier group.
     """
     _MET["groups"] += 1
-    return dist.PrefixStore(f"hgms-group-{_MET['groups']}", _store(rank, count))
-
-
-def _store(rank: int, count: int) -> Any:
     if "store" not in _MET:
         _MET["store"] = next(rendezvous(LAUNCHED, rank, count, timeout=SILENCE))[0]
-    return _MET["store"]
+    return dist.PrefixStore(f"hgms-group-{_MET['groups']}", _MET["store"])
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -40,11 +39,7 @@ def parts_of(candidates: int, ranks: int) -> list[list[int]]:
     >>> parts_of(5, 3)
     [[0, 1], [2, 3], [4]]
     """
-    even, odd = divmod(candidates, ranks)
-    ends = [0]
-    for rank in range(ranks):
-        ends.append(ends[-1] + even + (rank < odd))
-    return [list(range(first, end)) for first, end in itertools.pairwise(ends)]
+    return [part.tolist() for part in torch.arange(candidates).tensor_split(ranks)]
 
 
 @frozen(eq=False)

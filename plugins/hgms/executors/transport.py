@@ -72,7 +72,7 @@ def pack_job(job: Job) -> dict[str, Any]:
     }
 
 
-def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[str, Any]:
     """Run the job of a message in this process.
 
     The result contains ``outcome`` or ``error``. If this machine has other versions or lacks the
@@ -84,19 +84,25 @@ def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
     except ConfigError as error:
         return {"rejected": pack_error(error)}
     except OSError as error:
-        missing = ConfigError(
-            "missing-file",
-            f"the machine {platform.node()} cannot open this folder: {error.strerror}",
-            place=(message["folder"],),
-            hint="use a folder on a disk that all machines share",
-        )
-        return {"rejected": pack_error(missing)}
+        return {
+            "rejected": pack_error(
+                ConfigError(
+                    "missing-file",
+                    f"the machine {platform.node()} cannot open this folder: {error.strerror}",
+                    place=(message["folder"],),
+                    hint="use a folder on a disk that all machines share",
+                )
+            )
+        }
     os.environ.update(message["environment"])  # locations of data and caches, and trust settings
     torch.set_num_threads(message["cpus"])
     try:
         with stoppable():
-            outcome = function_of(message["function"])(message["arguments"], lambda **_: None)
-            return {"outcome": dict(outcome)}
+            return {
+                "outcome": dict(
+                    function_of(message["function"])(message["arguments"], lambda **_: None)
+                )
+            }
     except Exception as error:
         return {"error": pack_error(as_error(error))}
 
@@ -109,8 +115,8 @@ def run_message_beside(message: Mapping[str, Any]) -> dict[str, Any]:
     """
     job = Job(
         title=message["title"],
-        function=f"{__name__}:_carried_out",
-        prepare=f"{__name__}:_prepared",
+        function=f"{__name__}:run_message",
+        prepare=f"{__name__}:prepare_message",
         arguments=message,
         needs=Needs(cpus=message["cpus"], gpus=message["gpus"]),
     )
@@ -127,11 +133,8 @@ def _beside() -> Local:
     return Local(jobs=1)
 
 
-def _carried_out(message: Mapping[str, Any], _tell: Tell) -> dict[str, Any]:
-    return run_message(message)
-
-
-def _prepare(message: Mapping[str, Any], tell: Tell) -> None:
+def prepare_message(message: Mapping[str, Any], tell: Tell) -> None:
+    """Load the imports of the job of a message."""
     function_of(message["function"])
     if message["prepare"]:
         function_of(message["prepare"])(message["arguments"], tell)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils._pytree import tree_map
 
 from hgms_core import ConfigError
 
@@ -69,12 +70,8 @@ def move_batch(batch: Any, device: torch.device) -> Any:
     Tensors and objects with a method ``to`` are converted, also inside dictionaries, lists and
     tuples.
     """
-    if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: move_batch(item, device) for key, item in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_batch(item, device) for item in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move_batch(item, device) for item in batch)
-    return batch
+
+    def moves(item: Any) -> bool:
+        return callable(getattr(item, "to", None))
+
+    return tree_map(lambda item: item.to(device) if moves(item) else item, batch, is_leaf=moves)

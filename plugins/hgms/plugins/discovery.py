@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -16,6 +17,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from hgms.arguments import require
 from hgms.facts import module_file
 from hgms_core.errors import MissingExtra, PluginError, closest
 
@@ -45,16 +47,15 @@ def find_entries() -> dict[str, list[Entry]]:
     For equal names, built-in plugins come first, so that a third party cannot take their names.
     """
     every = importlib.metadata.entry_points()
-    # the metadata of a distribution is parsed once for all its entry points
-    owners: dict[int, Any] = {}
+
+    @functools.cache  # the metadata of a distribution is parsed once for all its entry points
+    def owner_of(dist: Any) -> Any:
+        return dist.metadata if dist else {"Name": "(unknown)", "Version": "?"}
+
     entries: dict[str, list[Entry]] = {GROUP: [], PROGRAMS: []}
     for group in entries:
         for point in every.select(group=group):
-            if id(point.dist) not in owners:
-                owners[id(point.dist)] = (
-                    point.dist.metadata if point.dist else {"Name": "(unknown)", "Version": "?"}
-                )
-            owner = owners[id(point.dist)]
+            owner = owner_of(point.dist)
             entry = Entry(point.name, point.value, owner["Name"], owner["Version"], point.load)
             entries[group].append(entry)
         entries[group].sort(
@@ -74,13 +75,14 @@ def import_plugin(where: str) -> ModuleType:
     """
     path = Path(os.path.expanduser(where))
     if path.suffix != ".py":
-        if not re.fullmatch(r"\w+(\.\w+)*", where):
-            raise PluginError(
-                "wrong-value",
-                f"{where!r} is neither a file that ends in .py nor the name of a module",
-                place=(where,),
-                hint="use the file with the hooks, such as ./my_plugin.py",
-            )
+        require(
+            re.fullmatch(r"\w+(\.\w+)*", where),
+            "wrong-value",
+            f"{where!r} is neither a file that ends in .py nor the name of a module",
+            hint="use the file with the hooks, such as ./my_plugin.py",
+            place=(where,),
+            error=PluginError,
+        )
         return importlib.import_module(where)
     if not path.is_file():
         near = (

@@ -25,6 +25,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -33,6 +34,7 @@ import attrs
 import pluggy
 from attrs import frozen
 
+from hgms.arguments import require
 from hgms.plugins import hookspecs
 from hgms.plugins.discovery import (
     FIRST_PARTY,
@@ -191,7 +193,9 @@ class Host:
             if info.name in self._silenced:
                 continue
             try:
-                impl.function(*[_own_copy(arguments[name]) for name in impl.argnames])
+                # an observer may change its record; the run and others must not be affected
+                values = [arguments[name] for name in impl.argnames]
+                impl.function(*(deepcopy(one) if isinstance(one, dict) else one for one in values))
             except (Exception, SystemExit) as error:
                 if hook in ("hgms_ready", "hgms_run_started") and isinstance(
                     error, ConfigError | MissingExtra
@@ -327,31 +331,34 @@ class Host:
         for name in dir(plugin):
             options = self._manager.parse_hookimpl_opts(plugin, name)
             if options is None:
-                if name in known and callable(getattr(plugin, name)):
-                    raise PluginError(
-                        "unmarked-hook",
-                        f"the function {name} is not marked as a hook",
-                        place=(name,),
-                        hint="add @hookimpl",
-                    )
-                continue
-            if options.get("wrapper") or options.get("hookwrapper"):
-                raise PluginError(
-                    "not-supported",
-                    f"{name} is a hook wrapper, which is not supported",
+                require(
+                    not (name in known and callable(getattr(plugin, name))),
+                    "unmarked-hook",
+                    f"the function {name} is not marked as a hook",
+                    hint="add @hookimpl",
                     place=(name,),
-                    hint="use a plain hook function",
+                    error=PluginError,
                 )
+                continue
+            require(
+                not (options.get("wrapper") or options.get("hookwrapper")),
+                "not-supported",
+                f"{name} is a hook wrapper, which is not supported",
+                hint="use a plain hook function",
+                place=(name,),
+                error=PluginError,
+            )
             hook = options.get("specname") or name
             if hook not in known:
                 raise _as_plugin_error(unknown_name("hook", hook, known, (name,)))
             hooks.append(hook)
-        if not hooks:
-            raise PluginError(
-                "no-hooks",
-                "the plugin implements no hook",
-                hint="define a function hgms_register_…, marked by @hookimpl",
-            )
+        require(
+            hooks,
+            "no-hooks",
+            "the plugin implements no hook",
+            hint="define a function hgms_register_…, marked by @hookimpl",
+            error=PluginError,
+        )
         if (other := self._manager.get_name(plugin)) is not None:
             raise PluginError(
                 "duplicate-plugin",
@@ -363,8 +370,9 @@ class Host:
         try:
             self._manager.register(plugin, name=info.name)
         except pluggy.PluginValidationError as error:
-            text = " ".join(str(error).split())
-            raise PluginError("wrong-signature", text, place=(info.name,)) from error
+            raise PluginError(
+                "wrong-signature", " ".join(str(error).split()), place=(info.name,)
+            ) from error
         self.infos[info.name] = attrs.evolve(info, hooks=tuple(hooks))
 
 
@@ -378,8 +386,12 @@ def _is_set(variable: str) -> bool:
     """
     text = os.environ.get(variable, "")
     meaning = {"": False, "0": False, "false": False, "1": True, "true": True}
-    if text.lower() not in meaning:
-        raise ConfigError("wrong-value", f"{variable}={text!r} must be 0 or 1", place=(variable,))
+    require(
+        text.lower() in meaning,
+        "wrong-value",
+        f"{variable}={text!r} must be 0 or 1",
+        place=(variable,),
+    )
     return meaning[text.lower()]
 
 
@@ -391,24 +403,18 @@ def _place(where: str) -> str:
     return str(Path(os.path.expanduser(where)).resolve()) if where.endswith(".py") else where
 
 
-def _own_copy(value: Any) -> Any:
-    # an observer may change its record; the run and other observers must not be affected
-    if isinstance(value, dict):
-        return {key: _own_copy(item) for key, item in value.items()}
-    return [_own_copy(item) for item in value] if isinstance(value, list) else value
-
-
 def _ensure_api(plugin: object) -> None:
     wanted = getattr(plugin, "hgms_plugin_api", None)
     here = PLUGIN_API
     if wanted is None:
         return
-    if not isinstance(wanted, int) or isinstance(wanted, bool):
-        raise PluginError(
-            "wrong-type",
-            f"hgms_plugin_api={wanted!r} must be a whole number, such as {here}",
-            place=("hgms_plugin_api",),
-        )
+    require(
+        isinstance(wanted, int) and not isinstance(wanted, bool),
+        "wrong-type",
+        f"hgms_plugin_api={wanted!r} must be a whole number, such as {here}",
+        place=("hgms_plugin_api",),
+        error=PluginError,
+    )
     if wanted > here:
         advice = "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
     elif wanted < here:
@@ -444,8 +450,7 @@ def _failure(
         message = f"{what}: {error.message}"
         if isinstance(error, ErrorGroup):
             return of(error.code, message, hint="\n".join(error.lines()[1:]), install=install)
-        parts = error.as_dict()
-        return of(**{**parts, "message": message, "install": install or error.install})
+        return of(**{**error.as_dict(), "message": message, "install": install or error.install})
     return of(
         "missing-package" if install else "plugin-failed",
         f"{what} failed to load: {describe(error)}",

@@ -173,8 +173,7 @@ class Registry:
 
     def wrappers_of(self, kind: str) -> list[Any]:
         """Return the components of a kind that wrap another one at the same level of a table."""
-        components = self._components[kind].values()
-        return [component.target for component in components if inside(component.target)]
+        return [one.target for one in self._components[kind].values() if inside(one.target)]
 
     def get(self, kind: str, name: str) -> Component:
         """Return the component, or raise the error for an unknown name.

@@ -105,10 +105,8 @@ def settings() -> Settings:
 
 
 def _set_variable(name: str, old: str | None) -> None:
-    if old is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = old
+    os.environ.pop(name, None)
+    os.environ |= {} if old is None else {name: old}
 
 
 def _folder() -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from hgms.arguments import require_known
 from hgms.config import require
 from hgms.config.tables import grouped
 from hgms.report import mixture
@@ -32,7 +33,7 @@ from hgms.results import (
 )
 from hgms.runs import UNCOMPARED
 from hgms_core import ConfigError
-from hgms_core.errors import CheckpointError, unknown_name
+from hgms_core.errors import CheckpointError
 
 _MIXTURE = 150  # points of a small picture
 _CURVES = 250_000  # points of all curves of a page; many curves get fewer points each
@@ -73,12 +74,10 @@ def build(
             place=(", ".join(map(str, folders)),),
         )
     known = dict.fromkeys(name for run in runs for name in [*run.higher_is_better, *run.metrics])
-    labels = {run.label for run in runs}
     for metric in metrics:
-        if metric not in known:
-            raise unknown_name("metric", metric, known, ("metrics",))
-    if reference is not None and reference not in labels:
-        raise unknown_name("method", reference, labels, ("reference",))
+        require_known("metric", metric, known, ("metrics",))
+    if reference is not None:
+        require_known("method", reference, {run.label for run in runs}, ("reference",))
 
     groups = _groups(runs, separate)
     sections = []

@@ -78,7 +78,7 @@ def required_columns(run: StoredRun) -> list[str]:
 
     The list is empty for a run without named sources.
     """
-    return [name for name in run.fields() if name.startswith(PREFIX) or name in TOKENS]
+    return [name for name in run.fields if name.startswith(PREFIX) or name in TOKENS]
 
 
 def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int) -> Mixture | None:

@@ -155,8 +155,9 @@ def plain(name: str) -> str:
 
 def new_figure(width: float, height: float) -> Figure:
     """Create a figure of this size in inches. Raises MissingExtra without matplotlib."""
-    module = optional_module("matplotlib.figure", "the picture", "plot")
-    return module.Figure(figsize=(width, height), layout="constrained")
+    return optional_module("matplotlib.figure", "the picture", "plot").Figure(
+        figsize=(width, height), layout="constrained"
+    )
 
 
 def save(figure: Figure, path: Path) -> Path:

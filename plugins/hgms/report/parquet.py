@@ -41,16 +41,6 @@ _TEXTS = (
 _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
 
 
-def _all(study: Study) -> list[tuple[str, Entry, StoredRun]]:
-    """Return every run, with the title of its section."""
-    return [
-        (section.title, entry, run)
-        for section in study.sections
-        for entry in section.entries
-        for run in entry.runs + entry.failed
-    ]
-
-
 def runs_file(study: Study) -> bytes:
     """Return the file of :func:`runs`."""
     table = runs(study)
@@ -64,7 +54,12 @@ def runs_file(study: Study) -> bytes:
 def runs(study: Study) -> pyarrow.Table:
     """Build the table with one row per run. Raises MissingExtra without PyArrow."""
     pa = optional_module("pyarrow", "a Parquet report", "report")
-    rows = [_row(task, entry, run) for task, entry, run in _all(study)]
+    rows = [
+        _row(section.title, entry, run)
+        for section in study.sections
+        for entry in section.entries
+        for run in entry.runs + entry.failed
+    ]
     names = dict.fromkeys(name for row in rows for name in row)
     metrics = [
         name

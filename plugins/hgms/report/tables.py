@@ -554,9 +554,8 @@ def _length(section: Section) -> tuple[int, float]:
 
     Budgets in seconds come before budgets in steps and calls.
     """
-    budget = Budget.parse(section.budget)
-    amounts = [budget.seconds, budget.outer_steps, budget.oracle_calls]
-    return next((kind, float(value)) for kind, value in enumerate(amounts) if value is not None)
+    unit, amount = Budget.parse(section.budget).limit
+    return ("seconds", "outer_steps", "oracle_calls").index(unit), amount
 
 
 def _duration(budget: str) -> str:

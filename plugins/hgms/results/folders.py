@@ -19,6 +19,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from hgms.arguments import errors_at
 from hgms.config import check_types, require
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored_run import StoredRun, relative
@@ -142,18 +143,8 @@ def read_run(path: Path) -> StoredRun:
     CheckpointError
         The folder is empty, unfinished or damaged.
     """
-    try:
-        names = set(os.listdir(path))
-    except OSError as error:
-        raise _unreadable(error).at(str(path)) from None
-    try:
-        return _read_run(path, names)
-    except HgmsError as error:
-        raise error.at(str(path)) from None
-
-
-def _unreadable(error: OSError) -> CheckpointError:
-    return CheckpointError("unreadable-file", f"the folder cannot be read: {error.strerror}")
+    with errors_at(str(path)):
+        return _read_run(path)
 
 
 def _read(path: Path, most: int = SMALL) -> bytes:
@@ -161,9 +152,10 @@ def _read(path: Path, most: int = SMALL) -> bytes:
         return read_file(path, most)
 
 
-def _read_run(path: Path, names: set[str]) -> StoredRun:
-    """Return the run in ``path``, which contains these names; places are relative to it."""
+def _read_run(path: Path, entries: set[str] | None = None) -> StoredRun:
+    """Return the run in ``path``, which contains these ``entries``; places are relative to it."""
     try:
+        names = set(os.listdir(path)) if entries is None else entries
         if not names & _FILES:
             raise _without_run(names)
         if "config.toml" not in names:
@@ -203,7 +195,9 @@ def _read_run(path: Path, names: set[str]) -> StoredRun:
             for name in ("resources.json", "scores.json")
         )
     except OSError as error:
-        raise _unreadable(error) from None
+        raise CheckpointError(
+            "unreadable-file", f"the folder cannot be read: {error.strerror}"
+        ) from None
     except UnicodeDecodeError:
         raise CheckpointError(
             "wrong-format", "the file is not UTF-8 text", place=("config.toml",)
@@ -350,5 +344,6 @@ def _check_config(run: StoredRun) -> None:
         _ = run.budget
     except ConfigError as error:
         [cause, *_] = error.errors
-        place = ("config.toml", "budget", *cause.place)
-        raise CheckpointError(cause.code, shorten(cause.message), place=place) from None
+        raise CheckpointError(
+            cause.code, shorten(cause.message), place=("config.toml", "budget", *cause.place)
+        ) from None

@@ -200,15 +200,12 @@ class StoredRun:
             RunFolder(self.path).check_rows()
         return True
 
-    def fields(self) -> list[str]:
-        """Return the fields of the first rows in order: the run's columns.
+    @functools.cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the first rows in order: the run's columns.
 
         The first rows are the start and two steps.
         """
-        return list(self._fields)
-
-    @functools.cached_property
-    def _fields(self) -> tuple[str, ...]:
         names: dict[str, None] = {}
         path = self.path / "steps.jsonl"
         if os.path.lexists(path):

@@ -98,7 +98,8 @@ class Point:
         summary = run.summary
         steps = int(summary.get("outer_steps") or 0)
         calls = int(summary.get("oracle_calls") or 0)
-        sources = any(name.startswith("weight.") for name in run.fields())
+        spent = Budget.parse(run.budget).spent(run.seconds, steps, calls)
+        sources = any(name.startswith("weight.") for name in run.fields)
         # with data sources, metrics of other rows get no verdict either: UNJUDGED gives the
         # alternative
         used = {
@@ -118,7 +119,7 @@ class Point:
             seconds=run.seconds,
             compile_seconds=run.compile_seconds,
             peak_memory=float(run.resources.get("peak_memory_bytes") or math.nan),
-            spent=_spent_share(Budget.parse(run.budget), run.seconds, steps, calls),
+            spent=1.0 if math.isnan(spent) else spent,  # no recorded clock
             method=run.method_name,
             role=str(summary.get("role") or ""),
             reason=str(summary.get("untrained") or "") or (UNJUDGED if sources else ""),
@@ -128,16 +129,6 @@ class Point:
     def why_unranked(self, metric: str) -> str:
         """Return why the metric cannot rank methods; empty if it can."""
         return self.reasons.get(metric, self.reason)
-
-
-def _spent_share(budget: Budget, seconds: float, steps: int, calls: int) -> float:
-    """Return the used share of the budget, above 1 for an overrun.
-
-    The share is 1 without a recorded clock.
-    """
-    pairs = ((budget.seconds, seconds), (budget.outer_steps, steps), (budget.oracle_calls, calls))
-    [share] = [amount / limit for limit, amount in pairs if limit is not None]
-    return 1.0 if math.isnan(share) else share
 
 
 @frozen(kw_only=True)
@@ -356,8 +347,10 @@ class Table:
 
     def as_dict(self) -> dict[str, Any]:
         names = ("task", "metric", "higher_is_better", "reference", "winner", "floor")
-        table = {name: getattr(self, name) for name in names}
-        return {**table, "methods": [row.as_dict() for row in self.rows]}
+        return {
+            **{name: getattr(self, name) for name in names},
+            "methods": [row.as_dict() for row in self.rows],
+        }
 
     @property
     def columns(self) -> list[dict[str, str]]:
@@ -384,10 +377,9 @@ class Table:
             columns = {"method": row.method + (" ★" if row.winner else ""), "role": row.role}
             columns[name] = _texts(value, share) + partial
             if self.reference is not None and len(self.rows) > 1 and not self.unjudged:
-                difference = (
+                columns[f"− {self.reference}"] = (
                     "" if row.difference is None else _texts(row.difference, share, signed=True)
                 )
-                columns[f"− {self.reference}"] = difference
             columns |= {
                 "recovered share": "" if row.recovered is None else str(row.recovered),
                 "outer steps": steps,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hgms.arguments import errors_at
 from hgms.config.convert import structure
 from hgms.config.invalid import PROTOCOLS
 from hgms.config.tables import merge_options, merge_setting, tables_of
 from hgms.plugins import Registry
 from hgms.runs.config import RunConfig
-from hgms_core import HgmsError
 
 
 def load(
@@ -47,7 +47,5 @@ def build_component(
     table: dict[str, Any] = {kind: {"name": name}}
     for assignment in fields:
         merge_setting(table, assignment)
-    try:
+    with errors_at(kind):
         return structure(table[kind], protocol, registry or Registry.load(), traits)
-    except HgmsError as error:
-        raise error.at(kind) from None

@@ -15,6 +15,7 @@ import attrs
 import torch
 
 from hgms import facts
+from hgms.arguments import errors_at
 from hgms.config import Budget, check_arguments, require
 from hgms.config.as_table import describe_component, plain
 from hgms.config.convert import role_of, structure
@@ -35,7 +36,7 @@ from hgms.runs.signals import nothing_saved
 from hgms.runs.traits import ensure_fits
 from hgms.runs.watchers import Watcher
 from hgms.store import hold_lease, replace_file
-from hgms_core import ConfigError, HgmsError, Method, Problem, RunInfo
+from hgms_core import ConfigError, Method, Problem, RunInfo
 from hgms_core.arguments import brief, check_part
 from hgms_core.errors import CheckpointError
 
@@ -129,15 +130,10 @@ def run(
             hint="use hgms.comparison.compare for a registered task or a function seed -> Problem",
         )
     require(seed >= 0, "out-of-range", f"seed={seed} must be at least 0", place=("seed",))
-    try:
+    with errors_at("budget"):
         budget = Budget(budget)
-    except ConfigError as error:
-        raise error.at("budget") from None
-    if isinstance(settings, Mapping):
-        try:
-            settings = RunSettings(**settings)
-        except ConfigError as error:
-            raise error.at("settings") from None
+    with errors_at("settings"):
+        settings = RunSettings(**settings) if isinstance(settings, Mapping) else settings
     if settings.ranks > 1:
         raise objects_on_ranks(settings.ranks)
     observers = Observers.of(watch)
@@ -186,10 +182,8 @@ def named_method(
     if isinstance(method, str | Mapping):
         registry = Registry.load() if host is None else Registry(host)
         traits = problem.traits if problem is not None else ()
-        try:
+        with errors_at("method"):
             built: Method = structure(method, Method, registry, frozenset(traits))
-        except HgmsError as error:
-            raise error.at("method") from None
         name = method if isinstance(method, str) else str(method["name"])
         if problem is not None:
             ensure_fits(built, problem, name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from functools import partial
 from typing import Any
 
 import attrs
@@ -208,8 +207,7 @@ class Run:
             self.clock.seconds = recorder.begin(config, table)
             calls = int(recorder.rows[-1].get("oracle_calls") or 0) if recorder.rows else 0
             losses = (row["upper_loss"] for row in recorder.rows if row.get("upper_loss"))
-            first = next(losses, 0.0)
-            self.position = attrs.evolve(self.position, calls=calls, first_loss=first)
+            self.position = attrs.evolve(self.position, calls=calls, first_loss=next(losses, 0.0))
         if loaded is None:
             self.position = attrs.evolve(
                 self.stepper.begin(self.info.seed), calls=self.position.calls
@@ -247,9 +245,8 @@ class Run:
             while not self.over:
                 self.advance()
                 unfinished = self.share < 1
-                if interrupts.number is not None and unfinished and not self.observers.stopped:
-                    self.save()
-                    raise Interrupted("interrupted", interrupts.number)
+                if unfinished and not self.observers.stopped:
+                    self.stop_after(interrupts)
                 if unfinished and self.recorder.is_due(self.settings.checkpoint_seconds):
                     self.save()
 
@@ -277,8 +274,11 @@ class Run:
 
     def record(self, row: Record, **durations: float) -> None:
         """Record the row of a step, and show it to the observers."""
-        timing = {"seconds": self.clock.seconds, "compile_seconds": self.compiler.seconds}
-        self.recorder.record(row, timing, **durations)
+        self.recorder.record(
+            row,
+            {"seconds": self.clock.seconds, "compile_seconds": self.compiler.seconds},
+            **durations,
+        )
         self.observers.see(self.info, self.recorder.rows[-1], self.share)
 
     def warn_of_still_leaves(self) -> None:
@@ -309,12 +309,12 @@ class Run:
             self.stepper.problem,
             self.clock,
             step=None if self.over else self.discarded_step,
-            before=partial(self.stop_compiling, interrupts),
+            before=lambda _name: self.stop_after(interrupts),
         )
         self.stepper = attrs.evolve(self.stepper, problem=compiled)
 
-    def stop_compiling(self, interrupts: Interrupts, name: str) -> None:
-        """End the run after a signal; this method is called before each compilation."""
+    def stop_after(self, interrupts: Interrupts) -> None:
+        """Save the position and end the run after a signal."""
         if interrupts.number is not None:
             self.save()
             raise Interrupted("interrupted", interrupts.number)

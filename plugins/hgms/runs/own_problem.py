@@ -14,6 +14,7 @@ import torch
 from attrs import field, frozen
 
 from hgms.adapters import evaluate_metrics
+from hgms.arguments import require_known
 from hgms.config import require
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.held_out_rows import ONE_OF, distinct, hold_out, loss_on
@@ -21,7 +22,6 @@ from hgms.store import describe_error
 from hgms_core import ConfigError, Data, Problem, Rows, Sources, Tree
 from hgms_core.arguments import check_function, kind_of
 from hgms_core.capabilities import GivesRepresentations, find
-from hgms_core.errors import unknown_name
 
 LOSS = "upper_loss"
 """The metric of a problem without metrics: f on rows that no method sees.
@@ -162,8 +162,7 @@ class OwnProblem:
         directions: dict[str, bool] = dict(higher) if isinstance(higher, Mapping) else {}
         if measured:
             metric = metric or next(iter(names), LOSS)
-            if metric != LOSS and metric not in names:
-                raise unknown_name("metric", metric, [*names, LOSS], (label, "metric"))
+            require_known("metric", metric, [*names, LOSS], (label, "metric"))
             if isinstance(higher, bool):
                 directions[metric] = higher
         known = {

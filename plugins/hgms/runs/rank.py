@@ -80,8 +80,13 @@ def on_ranks(
     if launcher_rank() is None:
         threads = settings.threads or max(1, before // count)
         torch.set_num_threads(threads)
-        arguments = {"config": config.as_dict(), "plugins": plugins}
-        ranks = start(count, device, "hgms.runs.follower", arguments, threads)
+        ranks = start(
+            count,
+            device,
+            "hgms.runs.follower",
+            {"config": config.as_dict(), "plugins": plugins},
+            threads,
+        )
     else:
         rank = ensure_launched(count)
         ranks = Ranks(rank, count)

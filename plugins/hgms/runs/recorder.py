@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from attrs import define, field
 
+from hgms.arguments import errors_at
 from hgms.runs.checkpoint import pack
 from hgms.runs.folder import RunFolder
 from hgms.runs.stepper import Position
 from hgms.store import finite
-from hgms_core import ConfigError, Record, State
+from hgms_core import Record, State
 from hgms_core.errors import CheckpointError
 
 
@@ -60,8 +61,7 @@ class Recorder:
 
     def environment(self) -> dict[str, Any]:
         """Return the recorded environment of the run that is resumed."""
-        resumes = self.folder is not None and self.resume
-        return self.folder.read_environment() if resumes and self.folder is not None else {}
+        return self.folder.read_environment() if self.folder is not None and self.resume else {}
 
     def begin(self, config: str, environment: Mapping[str, Any]) -> float:
         """Create the folder, or cut its files back to the saved state.
@@ -99,14 +99,14 @@ class Recorder:
     def save(self, position: Position) -> None:
         """Save a position, unless its step is saved already."""
         if self.folder is not None and self.saved_step != position.step:
-            with storable():
+            with errors_at("method"):
                 self.folder.save(position.state, position.step)
         self.saved_at = time.monotonic()
         self.saved_step = position.step
 
     def check_storable(self, state: State) -> None:
         """Require a state that a file can contain, if the run has a folder."""
-        with storable():
+        with errors_at("method"):
             pack(state if self.folder is not None else {})
 
     def note(self, key: str, value: Any) -> None:
@@ -122,7 +122,7 @@ class Recorder:
         if self.saved_step == position.step:
             self.folder.write_summary(summary)
             return
-        with storable():
+        with errors_at("method"):
             self.folder.save(position.state, position.step, summary)
         self.saved_step = position.step
 
@@ -149,12 +149,3 @@ class Recorder:
         self.folder.remove_old_states()
         self.rows = self.folder.records()
         self.diagnoses = self.folder.diagnoses()
-
-
-@contextlib.contextmanager
-def storable() -> Iterator[None]:
-    """Name the method in the error for a state that no file can contain."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.at("method") from None

@@ -116,8 +116,7 @@ class Stepper:
         calls = int(record.get("oracle_calls", position.calls))
         idle = position.idle + 1 if calls <= position.calls else 0
         first = first or record.get("upper_loss") or 0.0
-        after = Position(state=state, step=number, calls=calls, idle=idle, first_loss=first)
-        return after, record
+        return Position(state=state, step=number, calls=calls, idle=idle, first_loss=first), record
 
     @functools.cached_property
     def _start_norm(self) -> float:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from attrs import frozen
-
 from hgms.plugins import (
     KINDS,
     NAME,
@@ -29,33 +27,12 @@ from hgms.testing.class_checks import class_checks
 from hgms.testing.instances import declared_failures, failures_of, instance_of
 from hgms.testing.instances import kind_of as kind_of
 from hgms.testing.kit import Check
-from hgms.testing.suite import checks_of, checks_of_kind, verdict
+from hgms.testing.suite import Result, checks_of, checks_of_kind, verdict
 from hgms_core import Composition, ConfigError
 from hgms_core.errors import PluginError, closest
 
 METHOD = KINDS["method"]
 FORM = "write a module and a class, such as my_solver:MySolver or ./my_solver.py:MySolver"
-
-
-@frozen
-class Result:
-    """The result of one check.
-
-    ``fault`` is not empty if the check fails unexpectedly; ``expected`` is then the requirement.
-    ``excuse`` is the reason for an expected failure. ``skipped`` is the reason why the check did
-    not run.
-    """
-
-    check: str
-    fault: str = ""
-    excuse: str = ""
-    skipped: str = ""
-    expected: str = ""
-
-
-def _result(question: Check, component: object, failures: Mapping[str, str]) -> Result:
-    fault, excuse, skipped = verdict(question, component, failures)
-    return Result(question.name, fault, excuse, skipped, question.demands if fault else "")
 
 
 def check(
@@ -69,13 +46,12 @@ def check(
     """
     registry = registry or Registry.load()
     if isinstance(cls, Composition):
-        yield Result("registration", "; ".join(faults_of(METHOD, cls, registry.wrappers)))
-        yield Result(
-            "docstring", "" if cls.summary.strip() else "its summary is empty; `hgms list` shows it"
-        )
-        yield Result(
-            "source",
-            "" if cls.source.strip() else "its source is empty; say where the method comes from",
+        summary = "its summary is empty; `hgms list` shows it"
+        source = "its source is empty; say where the method comes from"
+        yield from (
+            Result("registration", "; ".join(faults_of(METHOD, cls, registry.wrappers))),
+            Result("docstring", "" if cls.summary.strip() else summary),
+            Result("source", "" if cls.source.strip() else source),
         )
         yield from _of_an_instance(cls, lambda instance: checks_of_kind("method"), registry)
         return
@@ -84,7 +60,7 @@ def check(
     declared = declared_failures(cls)
     for question in class_checks(kind):
         answered.append(question.name)
-        result = _result(question, cls, declared if isinstance(declared, Mapping) else {})
+        result = verdict(question, cls, declared if isinstance(declared, Mapping) else {})
         yield result
         if result.fault and question.name == "registration":
             return
@@ -117,7 +93,7 @@ def _of_an_instance(
                 if isinstance(target, Composition)
                 else instance
             )
-            yield _result(question, own, expected)
+            yield verdict(question, own, expected)
 
 
 def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, Registry]:

@@ -136,8 +136,7 @@ class _Level:
     def value(self, theta: Tree, start: Tensor) -> float:
         """Return F(θ); the lower level is solved from ``start``."""
         x = self.spec.unravel(self.solution(theta, start))
-        batch = self.problem.upper_data["differentiate"].batch(None)
-        return float(self.problem.f(theta, x, batch))
+        return float(self.problem.f(theta, x, self.problem.upper_data["differentiate"].batch(None)))
 
     def hypergradient(self, theta: Tree, x: Tensor) -> tuple[Tree, int]:
         """Return h and the number of flat directions.
@@ -174,8 +173,7 @@ class _Level:
                 f"slope along them ({along:.0e} of ‖∇_x f‖): the formula holds at the best one "
                 "only, which is not known. A penalty in g makes it unique"
             )
-        v_tree = self.spec.unravel(v)
-        mixed = cross_product(lambda t, y: problem.g(t, y, below), theta, at, v_tree)
+        mixed = cross_product(lambda t, y: problem.g(t, y, below), theta, at, self.spec.unravel(v))
         return {name: direct[name] - mixed[name] for name in direct}, flat
 
 
@@ -269,10 +267,12 @@ def _points(problem: Problem, key: Key, count: int) -> Iterator[Tree]:
     yield dict(problem.theta0)
     for number in range(1, count):
         draw = key.fold(number).generator()
-        moved = {}
-        for name, leaf in problem.theta0.items():
-            moved[name] = leaf + 0.3 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
-        yield problem.project(moved)
+        yield problem.project(
+            {
+                name: leaf + 0.3 * torch.randn(leaf.shape, generator=draw, dtype=leaf.dtype)
+                for name, leaf in problem.theta0.items()
+            }
+        )
 
 
 def _directions(theta: Tree, count: int, key: Key) -> dict[str, Tensor]:

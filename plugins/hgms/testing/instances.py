@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from hgms.arguments import require_known
 from hgms.config import require
 from hgms.config.convert import converter_for
 from hgms.config.invalid import PROTOCOLS, kinds_of, match_score, type_hints
@@ -16,7 +17,7 @@ from hgms.plugins import KINDS, Kind, Registry, faults_of, inside
 from hgms.testing.kit import Check
 from hgms_core import Composition, ConfigError, HgmsError
 from hgms_core.capabilities import HasTestingInstance, find
-from hgms_core.errors import PluginError, closest, unknown_name
+from hgms_core.errors import PluginError, closest
 from hgms_core.torch_errors import first_line
 
 
@@ -25,8 +26,10 @@ def kind_of(cls: type) -> Kind:
     kinds = kinds_of(cls)
     if kinds and not faults_of(kinds[0], cls):
         return kinds[0]
-    likely = [*kinds, *(kind for kind in KINDS.values() if kind not in kinds)]
-    best = max(likely, key=lambda kind: match_score(kind, cls))
+    best = max(
+        [*kinds, *(kind for kind in KINDS.values() if kind not in kinds)],
+        key=lambda kind: match_score(kind, cls),
+    )
     if not match_score(best, cls):
         shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
         every = [name for kind in KINDS.values() for name in kind.methods()]
@@ -111,8 +114,7 @@ def failures_of(cls: type | Composition, checks: list[Check]) -> Mapping[str, st
         place=where,
     )
     for name, reason in declared.items():
-        if name not in {check.name for check in checks}:
-            raise unknown_name("check", name, [check.name for check in checks], (*where, name))
+        require_known("check", name, [check.name for check in checks], (*where, name))
         require(
             isinstance(reason, str) and reason.strip(),
             "wrong-value",

@@ -117,7 +117,7 @@ class Check:
     @property
     def heading(self) -> str:
         """The heading of the check on the page."""
-        everyone = self.question.__module__.endswith(".every_kind")
+        everyone = self.question.__module__.endswith(".class_checks")
         return "every-kind" if everyone else KINDS[self.kind].label.replace(" ", "-") + "s"
 
     def answer(self, component: Any) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from hgms.config import Budget
 from hgms.runs import RunFolder, RunResult, RunSettings, needs, run
 from hgms.testing import oracle, problems
 from hgms.testing.kit import F64, ask_if, demand, demand_equal, place, run_steps, shapes, unsound
-from hgms_core import HgmsError, Problem, Tree
+from hgms_core import HgmsError, Problem, Record, Tree
 from hgms_core.capabilities import Finishes, find
 
 EVERY_STEP = RunSettings(checkpoint_seconds=0.0)
@@ -137,8 +137,11 @@ def check_projection(method: Any) -> None:
     def project(theta: Tree) -> Tree:
         return {name: leaf.clamp(-0.01, 0.01) for name, leaf in theta.items()}
 
-    references = {name: project(theta) for name, theta in plain.references.items()}
-    problem = evolve(plain, project=project, references=references)
+    problem = evolve(
+        plain,
+        project=project,
+        references={name: project(theta) for name, theta in plain.references.items()},
+    )
     for step, (theta, _) in enumerate(_results(method, problem), 1):
         demand_equal(
             project(theta),
@@ -170,10 +173,8 @@ def _distance(method: Any, problem: Problem, state: Any) -> float:
     return float(distance)
 
 
-def _run(
-    method: Any, problem: Problem, budget: Budget, folder: RunFolder | None = None
-) -> RunResult:
-    return run(method, problem, budget, seed=3, folder=folder, settings=EVERY_STEP)
+def _run(method: Any, problem: Problem, budget: Budget, **options: Any) -> RunResult:
+    return run(method, problem, budget, seed=3, settings=EVERY_STEP, **options)
 
 
 def check_resume(method: Any) -> None:
@@ -210,34 +211,17 @@ def check_budget(method: Any) -> None:
     demand(steps == 3 or find(method, Finishes), f"with a budget of 3 steps it made {steps}")
     records = [row["oracle_calls"] for row in done.records if row["step"]]
     if len(records) >= 2 and records[1] > records[0] > 0:
-        short = _run(_Within(method, 50), problem, Budget(oracle_calls=records[0] + 1))
+
+        def watch(_info: object, record: Record, _share: float) -> None:
+            demand(
+                record["step"] <= 50,
+                "its oracle_calls stop growing while the budget is not spent, so that such a run "
+                "never ends",
+            )
+
+        short = _run(method, problem, Budget(oracle_calls=records[0] + 1), watch=watch)
         steps = short.summary["outer_steps"]
         demand(steps == 2, f"with a budget of {records[0] + 1} calls it made {steps} steps")
-
-
-class _Within:
-    """A method with a limit of steps.
-
-    Without it, a run that never spends its budget of calls does not end.
-    """
-
-    def __init__(self, method: Any, steps: int) -> None:
-        self.method = method
-        self.left = steps
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.method, name)
-
-    def step(self, *arguments: Any) -> Any:
-        self.left -= 1
-        demand(
-            self.left >= 0,
-            (
-                "its oracle_calls stop growing while the budget is not spent, so that such a run "
-                "never ends"
-            ),
-        )
-        return self.method.step(*arguments)
 
 
 def check_failure(method: Any) -> None:
@@ -255,7 +239,7 @@ def check_failure(method: Any) -> None:
     with tempfile.TemporaryDirectory() as room:
         folder = RunFolder(Path(room) / "run")
         try:
-            _run(method, evolve(problem, g=lower_loss), Budget(outer_steps=20), folder)
+            _run(method, evolve(problem, g=lower_loss), Budget(outer_steps=20), folder=folder)
             expected = "done"
         except HgmsError:
             expected = "failed"

@@ -239,40 +239,33 @@ def check_nonfinite(solver: Any) -> None:
     """
     h = matrix(0.5, 1.5, seed=14)
     b = normal(SIZE, seed=15)
-    for what, matvec, rhs in (
-        ("NaN products", lambda v: v * math.nan, b),
-        ("infinite products", lambda v: v * math.inf, b),
-        ("a NaN in b", Operator(h), b.index_fill(0, numbers([3], torch.int64), math.nan)),
+    broken = b.index_fill(0, numbers([3], torch.int64), math.nan)
+    factors = torch.stack([torch.ones_like(b), torch.full_like(b, math.nan)])
+    both = [solver.solve(Operator(h), b, None).outcome, Outcome.NONFINITE]
+    for what, matvec, rhs, wanted in (
+        ("NaN products", lambda v: v * math.nan, b, both[1:]),
+        ("infinite products", lambda v: v * math.inf, b, both[1:]),
+        ("a NaN in b", Operator(h), broken, both[1:]),
+        ("NaN products of the second system", lambda v: v @ h * factors, torch.stack([b, b]), both),
+        ("a NaN in the second b", lambda v: v @ h, torch.stack([b, broken]), both),
     ):
         answer: Solution = solver.solve(matvec, rhs, None)
+        came = [list(Outcome)[code] for code in answer.codes.reshape(-1).tolist()]
         demand(torch.isfinite(answer.value).all(), f"with {what} the value is {show(answer.value)}")
         demand(
-            answer.outcome is Outcome.NONFINITE,
-            f"with {what} the outcome is {answer.outcome.label}",
+            came == wanted,
+            f"with {what} the outcomes are {[outcome.label for outcome in came]}, not "
+            f"{[outcome.label for outcome in wanted]}",
         )
-    factors = torch.stack([torch.ones_like(b), torch.full_like(b, math.nan)])
-    second = torch.stack([b, b.index_fill(0, numbers([3], torch.int64), math.nan)])
-    alone: Solution = solver.solve(Operator(h), b, None)
-    for what, matvec, rhs in (
-        ("NaN products of the second system", lambda v: (v @ h) * factors, torch.stack([b, b])),
-        ("a NaN in the second b", lambda v: v @ h, second),
-    ):
-        beside: Solution = solver.solve(matvec, rhs, None)
-        labels = [list(Outcome)[code].label for code in beside.codes.tolist()]
-        demand(
-            torch.isfinite(beside.value).all(),
-            f"in a batch with {what} the value is {show(beside.value)}",
-        )
-        wanted = [alone.outcome.label, Outcome.NONFINITE.label]
-        demand(labels == wanted, f"in a batch with {what} the outcomes are {labels}, not {wanted}")
 
 
 def check_iteration_limit(solver: Any) -> None:
     """If one iteration is not enough, the outcome is not `converged`, and no error is raised. v
     is no worse than 0.
     """
-    short = with_fields(solver, max_steps=1)
-    answer = solve(short, matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17))
+    answer = solve(
+        with_fields(solver, max_steps=1), matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17)
+    )
     if has(solver, "max_steps"):
         demand(
             int(answer.iterations) <= 1,

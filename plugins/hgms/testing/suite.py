@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from attrs import frozen
+
 from hgms.facts import name_of
 from hgms.plugins import KINDS, Kind, Registry
 from hgms.testing import class_checks as every
@@ -90,24 +92,34 @@ def check_component(component: Any) -> dict[str, str]:
     """
     checks = list(checks_of(component))
     expected = failures_of(type(component), checks)
-    verdicts = {check.name: verdict(check, component, expected)[0] for check in checks}
-    return {name: fault for name, fault in verdicts.items() if fault}
+    results = [verdict(check, component, expected) for check in checks]
+    return {result.check: result.fault for result in results if result.fault}
 
 
-def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> tuple[str, str, str]:
-    """Run one check and return (fault, excuse, skipped); at most one is not empty.
+@frozen
+class Result:
+    """The result of one check; at most one of ``fault``, ``excuse`` and ``skipped`` is not empty.
 
-    ``fault`` is the actual result of a check that failed. ``excuse`` is the reason for an expected
-    failure. ``skipped`` is the reason why the check does not apply. A check that passes although a
-    failure is expected is a fault.
+    ``fault`` is the actual result of a check that failed; ``expected`` is then the requirement.
+    ``excuse`` is the reason for an expected failure. ``skipped`` is the reason why the check did
+    not run.
     """
+
+    check: str
+    fault: str = ""
+    excuse: str = ""
+    skipped: str = ""
+    expected: str = ""
+
+
+def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> Result:
+    """Run one check. A check that passes although a failure is expected is a fault."""
     fault, skipped = check.answer(component)
-    reason = expected.get(check.name, "")
-    if skipped or not reason:
-        return fault, "", skipped
-    if fault:
-        return "", reason, ""
-    return f"it passes after all; take it off testing_failures ({reason})", "", ""
+    if (reason := expected.get(check.name, "")) and not skipped:
+        if fault:
+            return Result(check.name, excuse=reason)
+        fault = f"it passes after all; take it off testing_failures ({reason})"
+    return Result(check.name, fault, skipped=skipped, expected=check.demands if fault else "")
 
 
 def parametrize_with_checks(

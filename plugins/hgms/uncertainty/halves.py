@@ -226,18 +226,9 @@ def halves_test(weights: Array, names: Sequence[str]) -> HalvesTest:
 
 def _cross_differences(logs: Array) -> Array:
     """Compute differences between halves of different sources, ``[runs, S, (S − 1) · 4]``."""
-    count = logs.shape[1]
-    pairs = [
-        [
-            logs[:, s, i] - logs[:, r, j]
-            for r in range(count)
-            if r != s
-            for i in (0, 1)
-            for j in (0, 1)
-        ]
-        for s in range(count)
-    ]
-    return np.array(pairs).transpose(2, 0, 1)
+    runs, count, _ = logs.shape
+    differences = logs[:, :, None, :, None] - logs[:, None, :, None, :]  # of s, r and i, j
+    return differences[:, ~np.eye(count, dtype=bool)].reshape(runs, count, -1)
 
 
 def _root_mean_square(values: Array) -> float:

@@ -71,8 +71,7 @@ def over_rows(
     for first in range(0, resamples, step):
         size = min(step, resamples - first)
         ofv = _counts((size,), validation, generator)
-        ofm = _counts((size, sources), blocks, generator)
-        again, spread = _estimate(gains, centring, ofv, ofm)
+        again, spread = _estimate(gains, centring, ofv, _counts((size, sources), blocks, generator))
         off = (again - value).abs()
         # a resample with only one distinct block has no spread, so its distance counts as infinite
         drawn.append(torch.where(spread > 0, off / spread, torch.where(off > 0, torch.inf, 0.0)))

@@ -55,28 +55,25 @@ class Uncertainty:
     def as_dict(self) -> dict[str, Any]:
         """Convert the values for JSON; NaN becomes ``None``."""
         effects = [{**attrs.asdict(effect), "evidence": effect.sign} for effect in self.effects]
-        table = {"over": self.over, "p": self.p, "evidence": self.evidence, "sources": effects}
-        return dict(finite(table))
+        return dict(
+            finite({"over": self.over, "p": self.p, "evidence": self.evidence, "sources": effects})
+        )
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Uncertainty:
         """Restore an object from the result of :meth:`as_dict`."""
-        effects = []
-        for row in table["sources"]:
-            low, high = (
-                math.nan if row[end] is None else float(row[end]) for end in ("low", "high")
+        effects = tuple(
+            Effect(
+                source=row["source"],
+                value=row["value"],
+                low=math.nan if row["low"] is None else float(row["low"]),
+                high=math.nan if row["high"] is None else float(row["high"]),
+                null=row["null"],
+                p=row["p"],
             )
-            effects.append(
-                Effect(
-                    source=row["source"],
-                    value=row["value"],
-                    low=low,
-                    high=high,
-                    null=row["null"],
-                    p=row["p"],
-                )
-            )
-        return cls(over=table["over"], effects=tuple(effects), p=table["p"])
+            for row in table["sources"]
+        )
+        return cls(over=table["over"], effects=effects, p=table["p"])
 
 
 def holm(chances: Sequence[float]) -> list[float]:

@@ -163,13 +163,15 @@ def test_the_spectrum_of_a_large_operator_is_estimated() -> None:
     values = torch.cat(
         [torch.zeros(300), torch.full((5,), -1.0), torch.linspace(0.5, 2, 695)]
     ).double()
-    of = spectrum(lambda v: values * v, values, 0.0, Key(0))
-    assert (of.exact, of.products) == (False, 160)
-    assert abs(of.flat - 300) < 4 * of.flat_error < 120
-    assert 0 < of.negative < 20
-    assert (of.largest, of.smallest) == (pytest.approx(2, rel=1e-3), pytest.approx(-1, rel=1e-6))
-    assert of.normal == pytest.approx(0.5, rel=0.05)
-    assert of.inverses == pytest.approx(float((1 / values[305:]).sum()), rel=0.15)
+    row, products = spectrum(lambda v: values * v, values, 0.0, Key(0))
+    assert (row["spectrum"], products) == ("lanczos", 160)
+    assert abs(row["flat_dimension"] - 300) < 4 * row["flat_error"] < 120
+    assert 0 < row["negative_dimension"] < 20
+    ends = (row["largest"], row["smallest"])
+    assert ends == (pytest.approx(2, rel=1e-3), pytest.approx(-1, rel=1e-6))
+    assert row["normal_curvature"] == pytest.approx(0.5, rel=0.05)
+    inverses = float((1 / values[305:]).sum())
+    assert row["normal_inverses"] == pytest.approx(inverses, rel=0.15)
 
 
 @frozen

@@ -127,7 +127,7 @@ def faults(
     checks = list(checks_of(component, listed.kind, REGISTRY))
     expected = failures_of(listed.target, checks)
     found = {
-        check.name: verdict(check, component, expected)[0]
+        check.name: verdict(check, component, expected).fault
         for check in checks
         if check.name not in leave
     }

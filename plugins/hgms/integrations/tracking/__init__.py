@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hgms.arguments import require_known
 from hgms.integrations.tracking.trackers import TRACKERS, numbers, tracker_module
 from hgms_core import hookimpl
-from hgms_core.errors import unknown_name
 
 if TYPE_CHECKING:
     from hgms_core import RunInfo
@@ -28,8 +28,7 @@ def names(settings: Mapping[str, Any]) -> list[str]:
     """
     track: list[str] = settings.get("track", [])
     for name in track:
-        if name not in TRACKERS:
-            raise unknown_name("tracker", name, TRACKERS, ("run", "track"))
+        require_known("tracker", name, TRACKERS, ("run", "track"))
     return track
 
 

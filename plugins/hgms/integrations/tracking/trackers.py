@@ -35,21 +35,14 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     ... )
     {'metric/loss': 0.5, 'scores/0': 1.0, 'scores/1': 2.0}
     """
-    row: dict[str, float] = {}
-    for name, value in record.items():
-        path = name.replace(".", "/", 1)
-        items = (
-            {f"{path}/{place}": item for place, item in enumerate(value)}
-            if isinstance(value, list)
-            else {path: value}
-        )
-        row |= {
-            key: float(item)
-            for key, item in items.items()
-            if isinstance(item, int | float) and not isinstance(item, bool)
-        }
-    row.pop("step", None)
-    return row
+    paths = {name.replace(".", "/", 1): value for name, value in record.items() if name != "step"}
+    lists = {path: value for path, value in paths.items() if isinstance(value, list)}
+    items = {f"{path}/{i}": item for path, value in lists.items() for i, item in enumerate(value)}
+    return {
+        path: float(value)
+        for path, value in {**paths, **items}.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def title(run: RunInfo) -> str:
