@@ -77,7 +77,11 @@ def _uses_in(node: ast.AST, function: ast.AST, errors: set[str]) -> Iterator[Use
 def _use(call: ast.Call, function: ast.AST, errors: set[str]) -> Use | None:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     place = next((_text(item.value) for item in call.keywords if item.arg == "place"), "")
-    if name == "unknown_name" and call.args and isinstance(call.args[0], ast.Constant):
+    if (
+        name in ("unknown_name", "require_known")
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+    ):
         kind = str(call.args[0].value)
         return Use(f"unknown-{kind.replace(' ', '-')}", "ConfigError", f"unknown {kind} <name>", "")
     helper = name in HELPERS and isinstance(call.func, ast.Name)

@@ -39,7 +39,7 @@ def pair(
     """(Whole, in parts.)"""
     path = {"config": config} if folder is None else {"path": str(folder)}
     base = BaseModel(**path, tokenizer="bytes", shard=True)
-    models = base.load(CPU, F64, VOCABULARY), base.load_sharded(CPU, F64, VOCABULARY)
+    models = base.load(CPU, F64, VOCABULARY), base.load(CPU, F64, VOCABULARY, sharded=True)
     whole, parts = (
         LanguageModel.of(model, Lora(rank=2, alpha=4.0), length=24, **options) for model in models
     )

@@ -40,6 +40,6 @@ def write(out: Path, name: str = "chat", sets: Sequence[str] = (), **more: Any) 
 def several_answers() -> Any:
     """The sample of the chat template, with two answers in each row of the first source."""
     sample = sample_of()
-    first, *others = sample.parts
-    rows = [{**row, "messages": [*row["messages"], *row["messages"]]} for row in first.rows]
-    return evolve(sample, parts=[evolve(first, rows=rows), *others])
+    name = next(iter(sample.rows))
+    rows = [{**row, "messages": [*row["messages"], *row["messages"]]} for row in sample.rows[name]]
+    return evolve(sample, rows={**sample.rows, name: rows})

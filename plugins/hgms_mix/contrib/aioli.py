@@ -14,7 +14,6 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering, require
 from hgms_core import Cost, Key, Problem, Record, State, component, hookimpl
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import (
     at_least,
     at_most,
@@ -90,7 +89,13 @@ class Aioli(training.RoundsMethod):
     """
 
     name: ClassVar[str] = "aioli"
-    capabilities: ClassVar[Capabilities] = training.RoundsMethod.capabilities | {HasTestingInstance}
+    testing: ClassVar[Mapping[str, Any]] = {
+        "rounds": 6,
+        "round_steps": 10,
+        "sweeps": 1,
+        "eta": 2.0,
+        "lr": 0.1,
+    }
 
     rounds: int | None = field(default=20, validator=optional_positive)
     round_steps: int = field(default=100, validator=positive)
@@ -101,14 +106,6 @@ class Aioli(training.RoundsMethod):
     average: float | None = field(default=None, validator=optional([at_least(0), less_than(1)]))
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
-
-    @classmethod
-    def testing_instance(cls) -> Aioli:
-        """Return an instance for ``hgms check``.
-
-        It ends within 60 outer steps, at a rate for a problem of size 1.
-        """
-        return cls(rounds=6, round_steps=10, sweeps=1, eta=2.0, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = self.sources(problem)

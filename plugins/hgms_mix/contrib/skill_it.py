@@ -6,7 +6,7 @@ A graph describes which source helps which set.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from attrs import field
@@ -15,7 +15,6 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering, require
 from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component, hookimpl
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import positive
 from hgms_mix.methods.online import training
 
@@ -80,21 +79,19 @@ class SkillIt(training.RoundsMethod):
     """
 
     name: ClassVar[str] = "skill-it"
-    capabilities: ClassVar[Capabilities] = training.RoundsMethod.capabilities | {HasTestingInstance}
+    testing: ClassVar[Mapping[str, Any]] = {
+        "graph_steps": 20,
+        "round_steps": 10,
+        "rounds": 5,
+        "eta": 2.0,
+        "lr": 0.1,
+    }
 
     graph_steps: int = field(default=100, validator=positive)
     eta: float = field(default=0.2, validator=positive)
     window: int = field(default=3, validator=positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
-
-    @classmethod
-    def testing_instance(cls) -> SkillIt:
-        """Return an instance for ``hgms check``.
-
-        It ends within 60 outer steps, at a rate for a problem of size 1.
-        """
-        return cls(graph_steps=20, round_steps=10, rounds=5, eta=2.0, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.start(

@@ -10,7 +10,7 @@ from hgms_mix.evaluation.answers import Extracted, boxed_answer, extract
 from hgms_mix.evaluation.evaluate import Evaluate
 from hgms_mix.evaluation.harness import LmEval
 from hgms_mix.evaluation.judge import Judge, rating
-from hgms_mix.evaluation.scores import Range, bootstrap, wilson
+from hgms_mix.evaluation.scores import bootstrap, wilson
 from hgms_mix.evaluation.verifier import verdicts
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "Extracted",
     "Judge",
     "LmEval",
-    "Range",
     "bootstrap",
     "boxed_answer",
     "extract",

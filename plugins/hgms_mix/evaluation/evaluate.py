@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import attrs
 from attrs import field
 
-from hgms.config import require
+from hgms.arguments import require, require_known
 from hgms.store import Folder, json_digest, json_object
 from hgms_core import ConfigError, component
-from hgms_core.errors import CheckpointError, unknown_name
+from hgms_core.errors import CheckpointError
 from hgms_core.validators import at_least, optional
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores
@@ -35,8 +35,7 @@ Report = Callable[[str], None]
 
 def _check_names(_self: object, attribute: Any, value: Iterable[str]) -> None:
     for name in value:
-        if name not in NEW_TOKENS:
-            raise unknown_name("benchmark", name, NEW_TOKENS, (attribute.name,))
+        require_known("benchmark", name, NEW_TOKENS, (attribute.name,))
 
 
 def _check_distinct(_self: object, _attribute: object, value: Sequence[str]) -> None:

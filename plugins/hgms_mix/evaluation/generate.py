@@ -52,9 +52,6 @@ class Prompts:
     cap: int
     new_tokens: int
 
-    def visible_tokens(self) -> list[list[int]]:
-        return [prompt[-self.cap :] for prompt in self.tokens]
-
     def reply(
         self, tokenizer: PreTrainedTokenizerBase, position: int, tokens: list[int]
     ) -> tuple[int, Reply]:
@@ -63,7 +60,6 @@ class Prompts:
         kept = tokens if end is None else tokens[:end]
         prompt = len(self.tokens[position])
         text = tokenizer.decode(kept, skip_special_tokens=True)
-        assert isinstance(text, str)
         ended = end is not None
         return position, Reply(
             text.strip(), len(kept) + ended, ended, min(prompt, self.cap), prompt > self.cap
@@ -182,7 +178,7 @@ def replies(
         "pad_token_id": pad,
     }
     greedy = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **lengths)
-    seen = prompts.visible_tokens()
+    seen = [prompt[-prompts.cap :] for prompt in prompts.tokens]
     order = sorted(range(len(seen)), key=lambda position: (-len(seen[position]), position))
     with without_own_settings(model, GenerationConfig()):
         while order:
@@ -210,11 +206,8 @@ def _batch(
         [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device
     )
     with torch.inference_mode():
-        generate: Any = model.generate
-        new: list[list[int]] = generate(
-            input_ids=tokens, attention_mask=real, generation_config=greedy
-        )[:, width:].tolist()
-    return new
+        new = model.generate(input_ids=tokens, attention_mask=real, generation_config=greedy)
+    return new[:, width:].tolist()
 
 
 def _halve(rows: int, new: int, longest: int, report: Callable[[str], None]) -> int:
@@ -243,15 +236,14 @@ def without_own_settings(model: PreTrainedModel, settings: Any) -> Iterator[None
     """
     from peft import PeftModel
 
-    adapted: Any = model
     # peft passes on its settings
-    inner = adapted.get_base_model() if isinstance(adapted, PeftModel) else model
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
     own = inner.generation_config
     training = model.training
-    adapted.generation_config = inner.generation_config = settings
+    model.generation_config = inner.generation_config = settings
     model.eval()
     try:
         yield
     finally:
-        adapted.generation_config = inner.generation_config = own
+        model.generation_config = inner.generation_config = own
         model.train(training)

@@ -64,8 +64,6 @@ class LmEval:
         "gsm8k_cot_zeroshot" and "hendrycks_math" (all seven subjects in one task). Their data are
         read below $HGMS_DATA, without a request to the Hub. For other tasks, give the tuned model
         to the harness's own command.
-    num_fewshot
-        Examples in a prompt (default: set by the task).
     limit
         Number of questions, from the first (default: all).
     max_new_tokens
@@ -92,7 +90,6 @@ class LmEval:
     tasks: tuple[Literal["gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot", "hendrycks_math"], ...] = (
         field(validator=not_empty)
     )
-    num_fewshot: int | None = field(default=None, validator=optional(at_least(0)))
     limit: int | None = field(default=None, validator=optional(at_least(1)))
     max_new_tokens: int = field(default=256, validator=at_least(1))
     batch_size: int = field(default=16, validator=at_least(1))
@@ -158,10 +155,7 @@ class LmEval:
     def _prepare(self, name: str) -> Any:
         """Load the harness's task and apply these settings."""
         task = load(name)
-        shown = (
-            task.get_config("num_fewshot") or 0 if self.num_fewshot is None else self.num_fewshot
-        )
-        task.set_config(key="num_fewshot", value=shown)
+        task.set_config(key="num_fewshot", value=task.get_config("num_fewshot") or 0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         generation = {
             **task.config.generation_kwargs,
@@ -195,9 +189,8 @@ class LmEval:
             }
         )
         with without_own_settings(model, GenerationConfig(eos_token_id=stops or None)):
-            any_model: Any = model  # also accepts peft's wrapper
             lm = HFLM(
-                pretrained=any_model,
+                pretrained=model,  # also accepts peft's wrapper
                 tokenizer=copy.deepcopy(tokenizer),
                 batch_size=self.batch_size,
                 backend="causal",

@@ -128,8 +128,15 @@ def _reply(judge: Judge, client: OpenAI, request: Request) -> tuple[str | None, 
     """Return the judge's reply, or None with the reason why it cannot be used."""
     import openai
 
+    calls: Any = client.chat.completions
     try:
-        text = _send(judge, client, request).choices[0].message.content
+        reply = calls.create(
+            model=judge.model,
+            messages=request.messages,
+            temperature=judge.temperature,
+            max_tokens=judge.max_tokens,
+        )
+        text = reply.choices[0].message.content
     except openai.BadRequestError as error:
         return None, f"rejected: {_short(error)}"
     except (openai.APIStatusError, openai.APIConnectionError) as error:
@@ -152,17 +159,6 @@ def _reply(judge: Judge, client: OpenAI, request: Request) -> tuple[str | None, 
     if not isinstance(text, str) or not text.strip():
         return None, "malformed: no text"
     return text.encode(errors="replace").decode(), ""  # half a surrogate pair cannot be written
-
-
-def _send(judge: Judge, client: OpenAI, request: Request) -> Any:
-    """Send a request, with the retries of the client."""
-    calls: Any = client.chat.completions
-    return calls.create(
-        model=judge.model,
-        messages=request.messages,
-        temperature=judge.temperature,
-        max_tokens=judge.max_tokens,
-    )
 
 
 def _short(error: BaseException) -> str:

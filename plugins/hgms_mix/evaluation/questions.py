@@ -230,5 +230,4 @@ def _text(row: Mapping[str, Any], key: str, line: Place) -> str:
         place=line,
         error=DataError,
     )
-    value: str = row[key]
-    return value
+    return row[key]

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from attrs import frozen
-
 from hgms.config import require
 from hgms_mix.evaluation.answers import extract
 from hgms_mix.evaluation.judge import Request
@@ -21,18 +19,8 @@ RESAMPLES: Final = 10_000
 PAPER_COUNTS: Final[Mapping[str, int]] = {"gsm8k": 1319, "math": 4989, "mt-bench": 80}
 
 
-@frozen
-class Range:
-    """An interval for a score. ``half_width`` = (high − low)/2, as in the paper's table of
-    uncertainties.
-    """
-
-    low: float
-    high: float
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
+Range = tuple[float, float]
+"""The ends of an interval."""
 
 
 def wilson(correct: int, count: int, level: float = 0.95) -> Range:
@@ -43,12 +31,12 @@ def wilson(correct: int, count: int, level: float = 0.95) -> Range:
     Examples
     --------
     >>> wilson(50, 100)
-    Range(low=0.4038315303659956, high=0.5961684696340044)
+    (0.4038315303659956, 0.5961684696340044)
     """
     from scipy import stats
 
     interval = stats.binomtest(correct, count).proportion_ci(level, method="wilson")
-    return Range(float(interval.low), float(interval.high))
+    return float(interval.low), float(interval.high)
 
 
 def bootstrap(
@@ -62,7 +50,7 @@ def bootstrap(
     Examples
     --------
     >>> bootstrap([5.0, 5.0, 5.0])
-    Range(low=5.0, high=5.0)
+    (5.0, 5.0)
     """
     import numpy as np
     from scipy import stats
@@ -75,7 +63,7 @@ def bootstrap(
         place=("scores",),
     )
     if np.ptp(values) == 0:
-        return Range(float(values[0]), float(values[0]))
+        return float(values[0]), float(values[0])
     interval = stats.bootstrap(
         (values,),
         np.mean,
@@ -85,7 +73,7 @@ def bootstrap(
         batch=max(1, 4_000_000 // len(values)),  # at most 32 MB of resampled scores at once
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Range(float(interval.low), float(interval.high))
+    return float(interval.low), float(interval.high)
 
 
 def score(
@@ -187,12 +175,9 @@ def share(correct: int, count: int) -> dict[str, Any]:
 
 
 def _interval(ends: Range, scale: float, method: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "low": scale * ends.low,
-        "high": scale * ends.high,
-        "half_width": scale * ends.half_width,
-        **method,
-    }
+    low, high = ends
+    half = scale * (high - low) / 2
+    return {"low": scale * low, "high": scale * high, "half_width": half, **method}
 
 
 def lengths(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -55,12 +55,12 @@ def export(
     write(sample, folder)
     rows = [
         {
-            "source": part.name,
-            "weight": part.weight,
-            "rows": len(part.rows),
-            "share": sample.shares[part.name],
+            "source": name,
+            "weight": sample.weights[name],
+            "rows": len(drawn),
+            "share": sample.shares[name],
         }
-        for part in sample.parts
+        for name, drawn in sample.rows.items()
     ]
     if as_json:
         notes = differences(sample)

@@ -61,8 +61,8 @@ def differences(sample: Sampled) -> list[str]:
     own = sample.config.finetune
     notes = [
         f"No row is from `{name}`: its weight {weight:.2g} is too small for {sample.size} rows."
-        for name, weight in sample.without_rows.items()
-        if not sample.ranked
+        for name, weight in sample.weights.items()
+        if name not in sample.rows and not sample.is_ranked
     ]
     if own.epochs == 0:
         notes.append(
@@ -84,11 +84,11 @@ def readme(sample: Sampled, notes: list[str]) -> str:
         "| source | learned weight | rows here | share here | rows in all |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for part in sample.parts:
-        name = part.name.replace("|", "\\|")
-        counts = f"{len(part.rows)} | {sample.shares[part.name]:.4f} | {part.available}"
-        lines.append(f"| {name} | {part.weight:.4f} | {counts} |")
-    if sample.ranked:
+    for name, rows in sample.rows.items():
+        title = name.replace("|", "\\|")
+        counts = f"{len(rows)} | {sample.shares[name]:.4f} | {sample.facts['capacity'][name]}"
+        lines.append(f"| {title} | {sample.weights[name]:.4f} | {counts} |")
+    if sample.is_ranked:
         notes = [
             *notes,
             "The method ranked rows: these are its best, and weights did not choose them.",

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from hgms.arguments import errors_at
 from hgms.config import require
 from hgms.integrations import move_batch, preserve_state
 from hgms.runs import load_state, save_state
-from hgms_core import HgmsError, Key, OuterOptimizer, State
+from hgms_core import Key, OuterOptimizer, State
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
@@ -154,10 +155,8 @@ class MixtureCallback(TrainerCallback):
         self.rule = rule or Alignment()
         self.every = every
         self.loss = loss
-        try:
+        with errors_at("rule"):
             self.rule.check(tuple(sources))
-        except HgmsError as error:
-            raise error.at("rule") from None
         shares = mixture_shares(sources if start is None else start, sources, "start")
         weights = torch.tensor(shares, dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
@@ -350,16 +349,12 @@ class MixtureCallback(TrainerCallback):
                 name: batch([self.rows.of(name, row) for row in epochs.rows(change * count, count)])
                 for name, epochs in self._lower.items()
             }
-            upper = None
-            if self._upper is not None:
-                upper = batch(
-                    [self._validation[row] for row in self._upper.rows(change * many, many)]
-                )
+            rows = [] if self._upper is None else self._upper.rows(change * many, many)
+            upper = batch([self._validation[row] for row in rows]) if rows else None
             return self.rule.scores(loss, model, lower, upper, optimizer).double().cpu()
 
     def _own_loss(self, model: Any, inputs: Any) -> Tensor:
-        loss: Tensor = self._trainer.compute_loss(model, inputs)
-        return loss
+        return self._trainer.compute_loss(model, inputs)
 
     def _epoch(self, args: Any) -> tuple[int, int]:
         """Return the rows and the optimiser steps of an epoch."""

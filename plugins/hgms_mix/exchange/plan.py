@@ -75,10 +75,7 @@ class Plan:
         self._rows = functools.lru_cache(maxsize=4)(self._draw_rows)
 
     def begin(self, start: int, weights: Tensor) -> None:
-        """Use this mixture from place ``start`` on."""
-        self._begin(start, (weights / weights.sum()).to(torch.float64))
-
-    def _begin(self, start: int, weights: Tensor) -> None:
+        """Use this mixture from place ``start`` on; draws divide the weights by their sum."""
         before = torch.zeros(len(self.names), dtype=torch.int64)
         while self.stretches and self.stretches[-1].start >= start:
             self.stretches.pop()
@@ -103,10 +100,10 @@ class Plan:
         return [(stretch.start, stretch.weights) for stretch in self.stretches]
 
     def replay(self, history: Sequence[tuple[int, Tensor]]) -> None:
-        """Restore a history. Its mixtures are not normalised again, because that would round."""
+        """Restore a history."""
         self.stretches.clear()
         for start, weights in history:
-            self._begin(int(start), weights)
+            self.begin(int(start), weights)
 
     def _draw_rows(self, stretch: Stretch, count: int) -> tuple[Tensor, Tensor]:
         """Return the source of each of the first places, and its index among the source's rows."""

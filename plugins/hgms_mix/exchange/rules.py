@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Protocol, final
 
 import torch
 from attrs import field
-from attrs import frozen as plain_frozen
 from torch import Tensor, nn
 
 from hgms.config import require
@@ -147,58 +146,44 @@ def _gradient(loss: Loss, model: nn.Module, batch: Any, leaves: Sequence[Tensor]
     ]
 
 
-def _in_adams_metric(
-    gradients: Sequence[Tensor], moments: Sequence[_Moment | None]
-) -> list[Tensor]:
+def _in_adams_metric(gradients: Sequence[Tensor], moments: Sequence[_Moment]) -> list[Tensor]:
     return [
-        part if moment is None else part / (moment.after(part).sqrt() + moment.eps)
-        for part, moment in zip(gradients, moments, strict=True)
+        part if value is None else part / ((beta * value + (1 - beta) * part.square()).sqrt() + eps)
+        for part, (value, beta, eps) in zip(gradients, moments, strict=True)
     ]
 
 
-@plain_frozen
-class _Moment:
-    """Adam's second moment of a parameter, before the next gradient."""
-
-    value: Tensor
-    beta: float
-    eps: float
-
-    def after(self, gradient: Tensor) -> Tensor:
-        return self.beta * self.value + (1 - self.beta) * gradient.square()
+_Moment = tuple[Tensor | None, float, float]
+"""Adam's second moment of a parameter before the next gradient, or None, with β and ε."""
 
 
-def _moments(leaves: Sequence[Tensor], optimizer: Any) -> list[_Moment | None]:
+def _moments(leaves: Sequence[Tensor], optimizer: Any) -> list[_Moment]:
     """Return Adam's second moments from the state of the optimiser.
 
-    The entry is None for a parameter without a state. If a parameter has another kind of state, all
-    entries are None: D = 1.
+    The moment is None for a parameter without a state. If a parameter has another kind of state,
+    all moments are None: D = 1.
     """
-    none: list[_Moment | None] = [None] * len(leaves)
     from accelerate.optimizer import AcceleratedOptimizer
 
+    none: _Moment = (None, 0.0, 0.0)
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-    if inner is None:
-        return none
-    groups = {id(leaf): group for group in inner.param_groups for leaf in group["params"]}
-    found = list(none)
-    for number, leaf in enumerate(leaves):
-        state = inner.state.get(leaf)
-        if not state:
-            continue
-        group = groups.get(id(leaf), {})
-        value = state.get("exp_avg_sq")
+    groups = [] if inner is None else inner.param_groups
+    of_leaf = {id(leaf): group for group in groups for leaf in group["params"]}
+    found = []
+    for leaf in leaves:
+        group = of_leaf.get(id(leaf), {})
+        state = inner.state.get(leaf) if group else None
+        value = (state or {}).get("exp_avg_sq")
         betas = group.get("betas")
-        eps = group.get("eps")
         # Adafactor has no betas, and GaLore's moments have another shape.
-        if (
-            not isinstance(value, Tensor)
-            or value.shape != leaf.shape
-            or not isinstance(betas, tuple | list)
-            or not isinstance(eps, int | float)
+        if state and not (
+            isinstance(value, Tensor)
+            and value.shape == leaf.shape
+            and isinstance(betas, tuple | list)
+            and isinstance(group.get("eps"), int | float)
         ):
-            return none
-        found[number] = _Moment(value, float(betas[1]), float(eps))
+            return [none] * len(leaves)
+        found.append((value, float(betas[1]), float(group["eps"])) if state else none)
     return found
 
 

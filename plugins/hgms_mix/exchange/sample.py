@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from attrs import field, frozen
+from attrs import frozen
 
 from hgms.config import require
 from hgms.store import Folder, read_manifest
@@ -21,44 +21,38 @@ Row = Mapping[str, Any]
 
 
 @final
-@frozen(kw_only=True)
-class Part:
-    """A source with rows in the sample.
-
-    It has the learned ``weight``, the rows (as in ``rows.jsonl.gz``) and the number of rows
-    available for drawing.
-    """
-
-    name: str
-    weight: float
-    rows: Sequence[Row]
-    available: int
-
-
-@final
 @frozen(kw_only=True, eq=False)
 class Sampled:
     """A sample with the settings of the mix that drew it.
 
-    ``ranked``: the rows are
-    the best of a ranking, not drawn by weights. ``without_rows``: the learned weights of sources
-    without a row.
+    ``facts`` are the facts of the stage `sample`, and ``rows`` the drawn rows by source, in the
+    order of the task (as in ``rows.jsonl.gz``).
     """
 
     title: str
     config: Any
-    parts: Sequence[Part]
-    ranked: bool
-    without_rows: Mapping[str, float] = field(factory=dict)
+    facts: Mapping[str, Any]
+    rows: Mapping[str, Sequence[Row]]
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the rows are the best of a ranking, not drawn by weights."""
+        return bool(self.facts["by"] == "ranking")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The learned weights of all sources; their sum is 1."""
+        total = float(sum(self.facts["weights"].values()))
+        return {name: float(weight) / total for name, weight in self.facts["weights"].items()}
 
     @property
     def size(self) -> int:
-        return sum(len(part.rows) for part in self.parts)
+        return sum(map(len, self.rows.values()))
 
     @property
     def shares(self) -> dict[str, float]:
         """Share of each source in the rows of the sample."""
-        return {part.name: len(part.rows) / self.size for part in self.parts}
+        return {name: len(rows) / self.size for name, rows in self.rows.items()}
 
     @property
     def model(self) -> Any:
@@ -83,8 +77,8 @@ class Sampled:
         """Whether the model's own chat template writes the turns; a trainer must also use it."""
         return bool(self.config.task.template == "model")
 
-    def pieces_of(self, part: Part) -> list[list[tuple[str, bool]]]:
-        """Return each row of ``part`` as the template writes it.
+    def pieces_of(self, rows: Sequence[Row]) -> list[list[tuple[str, bool]]]:
+        """Return each of the rows as the template writes it.
 
         A row is a list of pieces of text, each with a flag for learned text.
         """
@@ -96,7 +90,7 @@ class Sampled:
                 Message(turn["role"], turn["content"], turn.get("context", ""), is_learned(turn))
                 for turn in row["messages"]
             ]
-            for row in part.rows
+            for row in rows
         )
         token = self.tokenizer.convert_ids_to_tokens
         return [
@@ -146,32 +140,15 @@ def load_sample(
     how = f"hgms mix sample {place if place.is_file() else file}"
     work = _finished_sample(folder, config, how)
     rows = work.verified_path("rows.jsonl.gz")
-    facts = work.manifest().facts
     by_source = dict[str, list[Row]]()
     for row in read_rows(rows):
         by_source.setdefault(row["source"], []).append(row)
-    total = float(sum(facts["weights"].values()))
-    parts = [
-        Part(
-            name=name,
-            weight=float(facts["weights"][name]) / total,
-            rows=by_source[name],
-            available=facts["capacity"][name],
-        )
-        for name in getattr(config.task, config.sample.of)
-        if name in by_source
-    ]
-    title = folder.resolve().parents[1].name
+    names = getattr(config.task, config.sample.of)
     return Sampled(
-        title=title,
+        title=folder.resolve().parents[1].name,
         config=config,
-        parts=parts,
-        ranked=facts["by"] == "ranking",
-        without_rows={
-            name: float(weight) / total
-            for name, weight in facts["weights"].items()
-            if name not in by_source
-        },
+        facts=work.manifest().facts,
+        rows={name: by_source[name] for name in names if name in by_source},
     )
 
 

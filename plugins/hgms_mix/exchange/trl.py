@@ -11,7 +11,7 @@ from typing import Any
 
 from hgms.config import expand, require
 from hgms.store import replace_file
-from hgms_mix.exchange.sample import Part, Sampled, is_learned
+from hgms_mix.exchange.sample import Row, Sampled, is_learned
 
 COMMAND = "trl sft --config sft.yaml"
 UNNAMED = "MODEL"
@@ -31,7 +31,7 @@ def write(sample: Sampled, folder: Path) -> list[str]:
     """Write the rows and ``sft.yaml``, and return notes for the user."""
     import yaml  # type: ignore[import-untyped]
 
-    rows = [row for part in sample.parts for row in _rows(sample, part)]
+    rows = [row for drawn in sample.rows.values() for row in _rows(sample, drawn)]
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
     replace_file(folder / ROWS, "".join(lines).encode())
     table = {
@@ -53,17 +53,17 @@ def write(sample: Sampled, folder: Path) -> list[str]:
     return notes
 
 
-def _rows(sample: Sampled, part: Part) -> Iterator[dict[str, Any]]:
+def _rows(sample: Sampled, drawn: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a row of TRL per learned answer: its prompt, and the answer.
 
     With a named template these are texts, as in reweighting; with a chat template, turns.
     """
     if not sample.chat:
-        for pieces in sample.pieces_of(part):
+        for pieces in sample.pieces_of(drawn):
             for prompt, completion in answers_in(pieces, sample.tokenizer.bos_token or ""):
                 yield {"prompt": prompt, "completion": completion}
         return
-    for row in part.rows:
+    for row in drawn:
         turns = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
         for number, turn in enumerate(row["messages"]):
             if turn["role"] == "assistant" and is_learned(turn):

@@ -69,19 +69,26 @@ class LanguageModel:
         quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
         if checkpointing:
             checkpoint_layers(model, adapters)
-        options: Any = {"quantised": quantised, "start_tokens": start_tokens(model), "parts": parts}
-        language = cls(model, adapters, rows, **options)
+        language = cls(
+            model,
+            adapters,
+            rows,
+            quantised=quantised,
+            start_tokens=start_tokens(model),
+            parts=parts,
+        )
         language.plain_head = language._gather(language._head_is_plain)
         return language
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
         """Return the start of the lower variables: fresh adapters, or the model's parameters."""
         device = next(self.model.parameters()).device
-        if self.adapters is not None:
-            return self.adapters.start(key, device, dtype)
-        return {
-            name: leaf.detach().to(dtype).clone() for name, leaf in self.model.named_parameters()
-        }
+        leaves = self.model.named_parameters()
+        return (
+            {name: leaf.detach().to(dtype).clone() for name, leaf in leaves}
+            if self.adapters is None
+            else self.adapters.start(key, device, dtype)
+        )
 
     def nll(
         self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None
@@ -125,8 +132,7 @@ class LanguageModel:
         """Compute one pass; ``again``: recompute it in the backward pass, to save memory."""
         arguments = (self._forward, x, seeds, tokens, mask)
         if again and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in x.values()):
-            losses: Tensor = recompute(self._call, *arguments)
-            return losses
+            return recompute(self._call, *arguments)
         return self._call(*arguments)
 
     def logits(
@@ -166,11 +172,9 @@ class LanguageModel:
         with twice_differentiable_attention() if _is_transformed() else contextlib.nullcontext():
             if self.adapters is not None:
                 with self.adapters.use(Active(x, seeds)):
-                    result: Tensor = self._gather(function, tokens, *rest)
-                    return result
+                    return self._gather(function, tokens, *rest)
             parameters = {f"model.{name}": leaf for name, leaf in x.items()}
-            result = torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
-            return result
+            return torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
 
     def _gather(self, function: Callable[..., Any], *args: Any) -> Any:
         """Compute ``function(*args)`` while the model's modules may be called."""
@@ -212,8 +216,7 @@ class LanguageModel:
         # The head is expensive, and only completion tokens are scored.
         row, place = wanted.nonzero(as_tuple=True)
         picked = hidden[row, place]
-        goal = target[row, place]
-        losses = self.head_losses(picked, goal)
+        losses = self.head_losses(picked, target[row, place])
         return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(
             0, row, losses
         )
@@ -238,8 +241,7 @@ class LanguageModel:
         if torch.is_grad_enabled() and hidden.requires_grad:
             weights = dict(head.named_parameters())
             if not any(leaf.requires_grad for leaf in weights.values()):
-                losses: Tensor = _InPieces.apply(hidden, target, self._score, pieces)
-                return losses
+                return _InPieces.apply(hidden, target, self._score, pieces)
             # At the time of the second run the model has its original weights.
             return torch.cat(
                 [recompute(self._score, hidden[piece], target[piece], weights) for piece in pieces]
@@ -280,8 +282,7 @@ class LanguageModel:
         return self._call(self._body, x, None, tokens)
 
     def _body(self, tokens: Tensor) -> Tensor:
-        hidden: Tensor = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        return hidden
+        return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
 
     def _head_is_plain(self) -> bool:
         """Return whether only body, head and soft cap lie between tokens and logits.

@@ -191,10 +191,6 @@ class Active:
     x: Tree
     seeds: tuple[int, ...] | None = None
 
-    @property
-    def needs_gradient(self) -> bool:
-        return any(leaf.requires_grad for leaf in self.x.values())
-
 
 @define(eq=False)
 class Adapters:
@@ -364,7 +360,8 @@ def _checkpoint_layer(
 
     def again(*args: Any, **kwargs: Any) -> Any:
         active = None if adapters is None else adapters.active
-        idle = adapters is not None and (active is None or not active.needs_gradient)
+        leaves = [] if active is None else active.x.values()
+        idle = adapters is not None and not any(leaf.requires_grad for leaf in leaves)
         if replaying or idle or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         values: dict[str, Tensor] = dict(layer.named_parameters())

@@ -75,9 +75,10 @@ class Rows:
         return self._mean_losses(summed, wanted.sum(-1), batch)
 
     def _mean_losses(self, summed: Tensor, number: Tensor, batch: Batch) -> Tensor:
-        if self.average == "example":
-            return summed / number.clamp_min(1)
-        return summed / self.lengths.to(summed.dtype)[batch["source"]]
+        own = self.average == "example"
+        return summed / (
+            number.clamp_min(1) if own else self.lengths.to(summed.dtype)[batch["source"]]
+        )
 
     def _seeds(self, batch: Batch, dropout: bool) -> tuple[int, ...] | None:
         if (
@@ -256,10 +257,8 @@ class Batches:
 
     def data(self, names: tuple[str, ...] | None = None) -> Data:
         """Return all rows; with ``names`` of the tables, drawn evenly from each."""
-        strata = None
-        if names is not None:
-            sizes = [table.size for table in self.tables]
-            strata = tuple(zip(names, sizes, strict=True))
+        sizes = [table.size for table in self.tables]
+        strata = None if names is None else tuple(zip(names, sizes, strict=True))
         return Data(self.size, {}, self.rows, torch.device("cpu"), strata=strata)
 
     def share(self, numbers: Tensor) -> Data:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field
 from torch import nn
 
-from hgms.config import expand, require
+from hgms.arguments import require, require_known
+from hgms.config import expand
 from hgms.packages import optional_module
 from hgms.store import file_digest, json_digest
 from hgms_core import ConfigError, HgmsError, Key, component
@@ -132,11 +133,12 @@ class BaseModel:
         from hgms_mix.lm.tokenizers import load_tokenizer
 
         trust = may_run_code(self.trust_remote_code, self.path or self.tokenizer)
-        if self.tokenizer is not None:
-            return load_tokenizer(self.tokenizer, trust_remote_code=trust)
-        assert self.path is not None
+        option = "path" if self.tokenizer is None else "tokenizer"
         return load_tokenizer(
-            self.path, revision=self.revision, trust_remote_code=trust, place=(*MODEL, "path")
+            getattr(self, option),
+            revision=self.revision if self.tokenizer is None else None,
+            trust_remote_code=trust,
+            place=(*MODEL, option),
         )
 
     def digest(self) -> str | None:
@@ -160,10 +162,19 @@ class BaseModel:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         vocabulary: int | None = None,
+        *,
+        sharded: bool = False,
     ) -> nn.Module:
-        """Load the whole model on the device, frozen and in evaluation mode.
+        """Load the model on the device, frozen and in evaluation mode.
 
-        ``dtype`` is the fallback of ``auto``.
+        ``dtype`` is the fallback of ``auto``. ``sharded``: split across the ranks of torch's
+        process group; the result is a :class:`~hgms_mix.lm.sharding.Sharded`. All ranks must then
+        call this. Only rank 0 reads the weights, completely and into CPU memory.
+
+        Raises
+        ------
+        ConfigError
+            For a model that cannot be loaded, a device without NF4, or one rank.
         """
         require(
             self.quantize is None or (device.type == "cuda" and self.path is not None),
@@ -173,37 +184,15 @@ class BaseModel:
             place=(*MODEL, "quantize"),
             hint="remove quantize",
         )
-        weights = self._weights(device, dtype)
-        return self._load(device, weights, vocabulary)
-
-    def load_sharded(
-        self,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        vocabulary: int | None = None,
-    ) -> nn.Module:
-        """Load the model, split across the ranks of torch's process group.
-
-        The result is a :class:`~hgms_mix.lm.sharding.Sharded`. All ranks must call this. Only rank
-        0 reads the weights, completely and into CPU memory. Errors: ConfigError if there is one
-        rank.
-        """
-        ensure_ranks()
-        weights = self._weights(device, dtype)
-        whole = functools.partial(self._load, torch.device("cpu"), weights, vocabulary)
-        outline = functools.partial(self._load, torch.device("meta"), weights, vocabulary)
-        return shard_model(whole, outline, device)
-
-    def _weights(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
-        named: torch.dtype = (
-            getattr(torch, self.dtype)
-            if self.dtype != "auto"
-            else torch.bfloat16
-            if fast
-            else dtype
-        )
-        return named
+        usual = torch.bfloat16 if fast else dtype
+        weights = usual if self.dtype == "auto" else getattr(torch, self.dtype)
+        load = functools.partial(self._load, weights=weights, vocabulary=vocabulary)
+        if not sharded:
+            return load(device)
+        ensure_ranks()
+        whole, outline = (functools.partial(load, torch.device(kind)) for kind in ("cpu", "meta"))
+        return shard_model(whole, outline, device)
 
     def _load(
         self, device: torch.device, weights: torch.dtype, vocabulary: int | None
@@ -214,10 +203,11 @@ class BaseModel:
         if self.attention != "auto":
             options["attn_implementation"] = self.attention
         try:
-            if self.path is None:
-                model = self._build(transformers, options, vocabulary, device)
-            else:
-                model = self._read(transformers, options, device)
+            model = (
+                self._build(transformers, options, vocabulary, device)
+                if self.path is None
+                else self._read(transformers, options, device)
+            )
             if self.quantize is None:
                 model = model.to(device)
         except HgmsError:
@@ -233,8 +223,7 @@ class BaseModel:
                     "use a smaller model",
                 ) from error
             raise self._load_error(error) from error
-        module: nn.Module = model.eval().requires_grad_(False)
-        return module
+        return model.eval().requires_grad_(False)
 
     def _read(self, transformers: Any, options: dict[str, Any], device: torch.device) -> Any:
         """Read the model from a folder or the Hub."""
@@ -296,8 +285,7 @@ class BaseModel:
 
 def positions_of(model: Any) -> int | None:
     """Return the largest number of tokens of a row; None if the model has no limit."""
-    most: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return most
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def _contents(spec: str, place: Place) -> dict[str, str]:
@@ -316,22 +304,14 @@ def _contents(spec: str, place: Place) -> dict[str, str]:
         ) from None
 
 
-def _model_types() -> Collection[str]:
-    """Return the types of causal language models in transformers."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
-
-    return names
-
-
 def _check_config(transformers: Any, kind: str, fields: Mapping[str, Any]) -> None:
     """Reject an unknown architecture and unknown fields.
 
     Transformers stores unknown fields without a warning.
     """
-    if kind not in _model_types():
-        raise unknown_name(
-            "model type", str(kind), _model_types(), (*MODEL, "config", "model_type")
-        )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
+
+    require_known("model type", str(kind), known, (*MODEL, "config", "model_type"))
     usual = transformers.AutoConfig.for_model(kind)
     for name in fields:
         if not hasattr(usual, name):
@@ -345,8 +325,7 @@ def _check_config(transformers: Any, kind: str, fields: Mapping[str, Any]) -> No
 
 
 def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
-    user = 'quantize = "4bit"'
-    optional_module("bitsandbytes", user, "quantize", place=(*MODEL, "quantize"))
+    optional_module("bitsandbytes", 'quantize = "4bit"', "quantize", place=(*MODEL, "quantize"))
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,26 +30,17 @@ ALONE = 8
 """Parts that this process computes before it starts other processes."""
 
 
-class Work(Protocol):
-    """The computation on the rows of a part.
-
-    It returns arrays, with the names and types in ``types``, and facts about them (JSON). It can be
-    pickled.
-    """
-
-    @property
-    def types(self) -> Mapping[str, str]: ...
-    def __call__(self, rows: Sequence[Any]) -> tuple[Arrays, dict[str, Any]]: ...
-
-
 def compute_parts(
     rows: Iterable[Any],
-    work: Work,
+    work: Any,
     *,
     folder: Folder | None,
     watch: Callable[[int], None] = lambda rows: None,
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Apply ``work`` to ``rows``; return the arrays of all parts, joined, and the facts per part.
+
+    ``work(rows of a part)`` returns arrays, with the names and types in ``work.types``, and facts
+    about them (JSON). It can be pickled.
 
     With a ``folder``, the arrays are appended to its files, and finished parts are not recomputed.
     The folder must be used only for these rows and this work. ``watch`` receives the number of rows
@@ -87,7 +78,7 @@ def compute_parts(
 class _Results(Dataset[Any]):
     """The results of each chunk of rows, or the error (others than HgmsError are raised)."""
 
-    work: Work
+    work: Any
 
     def __getitem__(self, chunk: Sequence[Any]) -> Any:
         try:
@@ -97,7 +88,7 @@ class _Results(Dataset[Any]):
 
 
 def _results(
-    work: Work, chunks: Iterator[list[Any]]
+    work: Any, chunks: Iterator[list[Any]]
 ) -> Iterator[tuple[int, Arrays, dict[str, Any]]]:
     """Yield the results of the chunks in their order: the number of rows, arrays and facts."""
     results = _Results(work)

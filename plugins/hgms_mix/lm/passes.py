@@ -80,8 +80,7 @@ def passes(
         ends = [0, *range(most or count, count, most or count), count]
     else:
         ends = _cheapest_ends(widths, lengths.numel() // max(count, 1), start, most or count)
-    cut = [(first, last, int(widths[last - 1])) for first, last in itertools.pairwise(ends)]
-    return order, cut
+    return order, [(first, last, int(widths[last - 1])) for first, last in itertools.pairwise(ends)]
 
 
 def _cheapest_ends(widths: np.ndarray, candidates: int, start: int, most: int) -> list[int]:

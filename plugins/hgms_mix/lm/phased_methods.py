@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from attrs import field
@@ -12,7 +12,14 @@ from torch import Tensor
 
 from hgms.config import require
 from hgms_core import Cost, Data, Key, Problem, Record, Sources, State, Tree, component
-from hgms_core.capabilities import Capabilities, Finishes, HasPlaceholder, RanksRows, find
+from hgms_core.capabilities import (
+    Capabilities,
+    Finishes,
+    HasPlaceholder,
+    HasTestingInstance,
+    RanksRows,
+    find,
+)
 from hgms_core.validators import optional_positive, positive
 from hgms_mix.lm.ranking import (
     AdamWSettings,
@@ -42,7 +49,14 @@ class PhasedMethod(AdamWSettings):
     name: ClassVar[str]
     use: ClassVar[str] = "mixes"
     needs: ClassVar[frozenset[str]] = frozenset({"sources", "per-example-losses"})
-    capabilities: ClassVar[Capabilities] = frozenset()
+    capabilities: ClassVar[Capabilities] = frozenset({HasTestingInstance})
+    testing: ClassVar[Mapping[str, Any]] = {}
+    """The arguments of the instance for ``hgms check``, which ends within 60 outer steps."""
+
+    @classmethod
+    def testing_instance(cls) -> Self:
+        """Return an instance for a problem of size 1."""
+        return cls(**cls.testing)
 
     @property
     @abstractmethod
@@ -131,7 +145,7 @@ class TrainedMethod(PhasedMethod):
     """
 
     placeholder: ClassVar[str]
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasPlaceholder})
+    capabilities: ClassVar[Capabilities] = PhasedMethod.capabilities | {Finishes, HasPlaceholder}
 
     train_steps: int | None = field(default=0, validator=optional_count)
 
@@ -270,8 +284,7 @@ class RowSelection(TrainedMethod):
     def selection(self, problem: Problem, ranking: Tensor) -> State:
         """Return the changes of the state with a ranking: the kept rows, and their mixture."""
         kept = highest(ranking, self.size or max(1, round(self.keep * len(ranking))))
-        counts = source_counts(problem.lower_data, kept)
-        theta = self.sources(problem).theta(counts)
+        theta = self.sources(problem).theta(source_counts(problem.lower_data, kept))
         return {"ranking": ranking, "kept": kept, "theta": theta, "at": 0}
 
     def train(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:

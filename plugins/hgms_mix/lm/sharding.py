@@ -86,8 +86,7 @@ def shard_model(
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    first = dist.get_rank() == 0
-    model = make() if first else outline()
+    model = make() if dist.get_rank() == 0 else outline()
     _match_types(model, device)
     known: dict[int, Tensor] = {}
     for unit in (*layers_of(model), model):
@@ -212,5 +211,4 @@ def first_derivative_only(value: Tensor) -> Tensor:
     ConfigError
         If a second derivative is computed.
     """
-    result: Tensor = _FirstDerivative.apply(value)
-    return result
+    return _FirstDerivative.apply(value)

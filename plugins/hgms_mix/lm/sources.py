@@ -9,9 +9,9 @@ from typing import Any, ClassVar, final
 
 from attrs import field, validators
 
-from hgms.config import require
+from hgms.arguments import require, require_known
 from hgms_core import ConfigError, component
-from hgms_core.errors import Place, unknown_name
+from hgms_core.errors import Place
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.lm.formats import FORMATS
 
@@ -21,8 +21,7 @@ OWN_NAMES = 'fields = { prompt = "COLUMN", completion = "COLUMN" }'
 
 
 def _format(_source: object, _attribute: object, value: object) -> None:
-    if value != "auto" and value not in FORMATS:
-        raise unknown_name("format", str(value), ["auto", *FORMATS], ("format",))
+    require_known("format", str(value), ["auto", *FORMATS], ("format",))
 
 
 def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> None:
@@ -237,8 +236,7 @@ def mixture_shares(
     ``what`` is the option that sets them.
     """
     for name, share in mixture.items():
-        if name not in sources:
-            raise unknown_name("source", name, sources, (what, name))
+        require_known("source", name, sources, (what, name))
         require(
             0 <= share < math.inf,
             "out-of-range",

@@ -17,9 +17,10 @@ import torch
 from attrs import field
 from torch import Tensor
 
+from hgms.arguments import errors_at
 from hgms.config import lowering, require, validation_shares
 from hgms.store import cache_folder
-from hgms_core import ConfigError, HgmsError, Key, Problem, Sources, Tree, component, roles
+from hgms_core import HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
 from hgms_core.validators import at_least, optional, optional_positive
 from hgms_mix.lm.examples import content
@@ -61,10 +62,6 @@ def _check_sources(_task: object, attribute: Any, value: Mapping[str, Source]) -
         hint=f"add a table [task.{attribute.name}.<name>] with its path",
     )
     check_names(value, place=(attribute.name,))
-
-
-def _check_test_names(_task: object, attribute: Any, value: Mapping[str, Source]) -> None:
-    check_names(value, "test set", (attribute.name,))
 
 
 class _Metrics:
@@ -172,7 +169,11 @@ class SourceMixture:
 
     sources: Mapping[str, Source] = field(validator=_check_sources, hash=False)
     validation: Mapping[str, Source] = field(validator=_check_sources, hash=False)
-    test: Mapping[str, Source] = field(factory=dict, validator=_check_test_names, hash=False)
+    test: Mapping[str, Source] = field(
+        factory=dict,
+        validator=lambda *given: check_names(given[2], "test set", ("test",)),
+        hash=False,
+    )
     model: BaseModel
     adapter: Lora | None = None
     template: str = field(default="model", validator=check_template)
@@ -370,9 +371,7 @@ class SourceMixture:
         This is required if the model's chat template writes the last answer in another way than
         earlier answers.
         """
-        if self.template != "model":
-            return False
-        return self._template(self.model.load_tokenizer()).last_only
+        return self.template == "model" and self._template(self.model.load_tokenizer()).last_only
 
     def _template(self, tokenizer: Any) -> Template:
         """Return the template for this tokenizer.
@@ -382,10 +381,8 @@ class SourceMixture:
         ConfigError
             For a template that the tokenizer lacks.
         """
-        try:
+        with errors_at("task"):
             return template_for(self.template, tokenizer)
-        except ConfigError as error:
-            raise error.at("task") from error
 
     def _token_options(self, tokenizer: Any) -> dict[str, Any]:
         """Return the settings of tokenisation.
@@ -399,8 +396,7 @@ class SourceMixture:
     def language_model(
         self, tokenizer: Any, device: torch.device, dtype: torch.dtype
     ) -> LanguageModel:
-        load = self.model.load_sharded if self.sharded else self.model.load
-        base = load(device, dtype, len(tokenizer))
+        base = self.model.load(device, dtype, len(tokenizer), sharded=self.sharded)
         options: Any = {"rows": self.micro_batch, "checkpointing": self.checkpointing}
         return LanguageModel.of(base, self.adapter, length=self.max_length, **options)
 
@@ -409,16 +405,18 @@ class SourceMixture:
             ensure_ranks()
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
-        judged: dict[str, dict[str, TokenTable]] = {
+        everything = {"sources": pool} | {
             which: self.tables(tokenizer, which) for which in SETS[1:]
         }
-        everything: Mapping[str, dict[str, TokenTable]] = {"sources": pool, **judged}
         indices = [self.rows(which) for which in SETS]
-        read: Mapping[str, Index | TokenTable] = pool
-        if self.cache is not None:
-            read = indices[0] if self.halves is None else self.tables(tokenizer)
-        messages = (skipped_rows(everything), overlap_warning(*indices))
-        for message in filter(None, messages):
+        read: Mapping[str, Index | TokenTable] = (
+            pool
+            if self.cache is None
+            else indices[0]
+            if self.halves is None
+            else self.tables(tokenizer)
+        )
+        for message in filter(None, (skipped_rows(everything), overlap_warning(*indices))):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)
         check_fits(model.model, everything)
@@ -462,9 +460,8 @@ class SourceMixture:
             if test is not None:
                 metrics["test_loss"] = token_loss(model, x, test, torch.arange(test.size))
             if best is not None:
-                metrics["recovery_error"] = float(
-                    (weights(theta).double().cpu() - best.double()).abs().sum()
-                )
+                gap = weights(theta).double().cpu() - best.double()
+                metrics["recovery_error"] = float(gap.abs().sum())
             return metrics
 
         return Problem(

@@ -65,10 +65,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens(list(marks.values()))
-    tokenizer: PreTrainedTokenizerFast = transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=core, clean_up_tokenization_spaces=False, **marks
     )
-    return tokenizer
 
 
 def load_tokenizer(

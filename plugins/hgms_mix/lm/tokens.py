@@ -106,11 +106,9 @@ def token_table(
         "tokenizer": fingerprint(tokenizer),
         "max_length": max_length,
         "too_long": too_long,
+        **({"split": True} if split else {}),
+        **({} if pick is None else {"pick": store.digest(pick.numpy().tobytes())}),
     }
-    if split:
-        about["split"] = True
-    if pick is not None:
-        about["pick"] = store.digest(pick.numpy().tobytes())
     digest = store.digest(json.dumps(about, sort_keys=True))
     work = functools.partial(
         Tokenising, tokenizer, written.name, max_length, too_long == "truncate", split=split
@@ -239,40 +237,27 @@ class Tokenising:
                     place=self.place,
                     hint=error.hint,
                 ) from error
-        kept = []
-        tokens = []
-        masks = []
-        longest = 0
-        shortest = 0
-        dropped = 0
-        truncated = 0
-        for example, (ids, learned) in zip(
-            examples, encode(pieces, self.tokenizer, template), strict=True
-        ):
-            length = len(ids)
-            longest = max(longest, length)
-            shortest = min(shortest or length, length)
-            if length > self.max_length:
-                learned = learned[: self.max_length] if self.cut else []
-            # The loss of a token needs a token before it.
-            if not any(learned[1:]):
-                dropped += 1
-                continue
-            truncated += length > self.max_length
-            kept.append(example)
-            tokens.append(np.asarray(ids[: self.max_length], dtype=np.int32))
-            masks.append(np.asarray(learned, dtype=np.bool_))
+        most = self.max_length
+        encoded = list(zip(examples, encode(pieces, self.tokenizer, template), strict=True))
+        lengths = [len(ids) for _, (ids, _) in encoded]
+        kept = [  # the loss of a token needs a token before it
+            (example.row, ids, learned)
+            for example, (ids, learned) in encoded
+            if any(learned[1:most]) and (self.cut or len(ids) <= most)
+        ]
+        tokens = (np.asarray(ids[:most], dtype=np.int32) for _, ids, _ in kept)
+        masks = (np.asarray(learned[:most], dtype=np.bool_) for *_, learned in kept)
         arrays = {
             "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
             "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
-            "lengths": np.array([len(row) for row in tokens], np.int64),
-            "rows": np.array([example.row for example in kept], np.int64),
+            "lengths": np.array([min(len(ids), most) for _, ids, _ in kept], np.int64),
+            "rows": np.array([row for row, *_ in kept], np.int64),
         }
         return arrays, {
-            "too_long": dropped,
-            "truncated": truncated,
-            "longest": longest,
-            "shortest": shortest,
+            "too_long": len(encoded) - len(kept),
+            "truncated": sum(len(ids) > most for _, ids, _ in kept),
+            "longest": max(lengths, default=0),
+            "shortest": min(lengths, default=0),
         }
 
 
@@ -408,7 +393,7 @@ def _ids(
 ) -> list[list[int]]:
     if not texts:
         return []
-    ids: list[list[int]] = tokenizer(
+    return tokenizer(
         texts,
         add_special_tokens=False,
         split_special_tokens=not template.specials,
@@ -416,7 +401,6 @@ def _ids(
         return_token_type_ids=False,
         verbose=False,
     )["input_ids"]
-    return ids
 
 
 def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -5,9 +5,9 @@ The results are a learned mixture, a fine-tuned adapter and its scores.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hgms.lazy import Places, attach
 from hgms_core import hookimpl
 
 if TYPE_CHECKING:
@@ -42,34 +42,16 @@ def hgms_register_commands(cli: click.Group) -> None:
     cli.add_command(mix)
 
 
-_SHARED = {
-    "Finished": "graph",
-    "LEASES": "mix",
-    "Learned": "reweight",
-    "Log": "graph",
-    "MixConfig": "config",
-    "OF_GRIDS": "config",
-    "Runner": "graph",
-    "STAGES": "mix",
-    "TunedModel": "tuned_model",
-    "claim": "mix",
-    "ensure_runnable": "mix",
-    "fingerprint": "graph",
-    "finished_report": "mix",
-    "load": "config",
-    "mix_path": "mix",
-    "read": "config",
-    "read_rows": "tuned_model",
-    "resolved_table": "config",
-    "run_mix": "mix",
-    "runner_of": "mix",
+_SHARED: Places = {
+    "hgms_mix.stages.graph": "Finished Log Runner fingerprint",
+    "hgms_mix.stages.mix": "LEASES STAGES claim ensure_runnable finished_report mix_path run_mix "
+    "runner_of",
+    "hgms_mix.stages.reweight": "Learned",
+    "hgms_mix.stages.config": "MixConfig OF_GRIDS load read resolved_table",
+    "hgms_mix.stages.tuned_model": "TunedModel read_rows",
 }
-"""Names for other programs, and their modules. They are imported on first access, because
-every command line imports this package.
+"""Names for other programs, by module. They are imported on first access, because every command
+line imports this package.
 """
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _SHARED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_SHARED[name]}"), name)
+__getattr__ = attach(__name__, _SHARED)[0]

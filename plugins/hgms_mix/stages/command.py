@@ -60,8 +60,7 @@ class _Mix(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in OTHERS:
             return super().get_command(ctx, name)
-        command: click.Command = getattr(importlib.import_module(OTHERS[name]), name)
-        return command
+        return getattr(importlib.import_module(OTHERS[name]), name)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(

@@ -9,13 +9,12 @@ from typing import Any, cast
 import attrs
 from attrs import frozen
 
+from hgms.arguments import require, require_known
 from hgms.comparison import apply_scale
-from hgms.config import require
 from hgms.config.tables import merge_options, overlay_tables, tables_of
 from hgms.plugins import Registry
 from hgms.runs import RunConfig
 from hgms_core import ConfigError
-from hgms_core.errors import unknown_name
 from hgms_mix.evaluation import Evaluate
 from hgms_mix.lm import SourceMixture
 from hgms_mix.stages.settings import Finetune, Resampling, Sample
@@ -178,12 +177,10 @@ def _for(label: str, table: Mapping[str, Any], source: str) -> dict[str, Any]:
     ]
     labels = [str(entry.get("label", entry.get("name"))) for entry in entries]
     for name, own in tables.items() if isinstance(tables, Mapping) else [("", tables)]:
-        if name not in labels:
-            place = (source, "for", name) if name else (source, "for")
-            raise unknown_name("method", name, labels, place)
+        place = (source, "for", name) if name else (source, "for")
+        require_known("method", name, labels, place)
         for key in own if isinstance(own, Mapping) else [own]:
-            if key not in OWN:
-                raise unknown_name("option", str(key), OWN, (source, "for", name, str(key)))
+            require_known("option", str(key), OWN, (source, "for", name, str(key)))
     return overlay_tables(rest, tables.get(label, {}))
 
 
@@ -221,6 +218,5 @@ def _choose_entry(
             place=(source, kind),
             hint="add --method LABEL" if kind == "method" else "keep one task",
         )
-    if label not in by_label:
-        raise unknown_name(kind, label, by_label, (source, kind))
+    require_known(kind, label, by_label, (source, kind))
     return label, by_label[label]

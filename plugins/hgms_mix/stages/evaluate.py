@@ -52,9 +52,8 @@ def evaluate_model(
             "against_untuned": difference(losses, before[name], seed=seed),
         }
         work.write(f"{LOSSES}/{name}.json", json.dumps(losses.as_dict()).encode())
-    benchmarks = {}
-    if evaluate.titles:
-        benchmarks = evaluate.run(loaded, model.tokenizer, work.path / "benchmarks", log)
+    folder = work.path / "benchmarks"
+    benchmarks = evaluate.run(loaded, model.tokenizer, folder, log) if evaluate.titles else {}
     return {"test": tests, "benchmarks": benchmarks}
 
 

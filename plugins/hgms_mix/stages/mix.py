@@ -154,8 +154,7 @@ def ensure_runnable(config: MixConfig, last: str) -> None:
     """
     tunes = "finetune" in stages_up_to(last)
     peft = ["peft"] if TunedModel.of(config).adapter is not None else []
-    packages = ["transformers", *(["accelerate", *peft] if tunes else [])]
-    for package in packages:
+    for package in ["transformers", *(["accelerate", *peft] if tunes else [])]:
         optional_module(package, f"the stage {last!r}", "llm", place=(last,))
     if tunes:
         finetune.ensure_supported(config)

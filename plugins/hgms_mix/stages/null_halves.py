@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 import numpy as np
 
 from hgms.cli import print_table
+from hgms.config import require
 from hgms.executors import (
     Executor,
     Here,
@@ -89,14 +89,15 @@ def null_test(
         for run in runs
     }
     weights, failures = run_together(list(pieces.values()), executor or Here(), bars=bars)
-    if failures:
-        why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
-        raise HgmsError(
-            "runs-failed",
-            "\n".join([f"{len(failures)} of {len(runs)} runs of the null test failed", *why]),
-            place=(str(folder),),
-            hint="run the same command again",
-        )
+    why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
+    require(
+        not failures,
+        "runs-failed",
+        "\n".join([f"{len(failures)} of {len(runs)} runs of the null test failed", *why]),
+        place=(str(folder),),
+        hint="run the same command again",
+        error=HgmsError,
+    )
     learned = [
         {"seed": seed, "split": split, "weights": weights[pieces[seed, split]]}
         for seed, split in runs
@@ -165,8 +166,7 @@ def learn(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
 
 def halved_config(config: MixConfig, seed: int, split: int) -> RunConfig:
     """Return the run of the file on halves; every seed and split draws new halves."""
-    own: Any = config.task
-    task = attrs.evolve(own, halves=MOST_SPLITS * seed + split)
+    task = evolve(config.task, halves=MOST_SPLITS * seed + split)
     return evolve(config.reweight, seed=seed, task=task)
 
 

@@ -42,8 +42,7 @@ class Learned(Value):
     @property
     def weights(self) -> Mapping[str, float]:
         """Learned weights of the sources."""
-        weights: Mapping[str, float] = self.facts["weights"]
-        return weights
+        return self.facts["weights"]
 
     @property
     def task(self) -> Any:
@@ -65,10 +64,9 @@ class Learned(Value):
     def problem(self) -> Problem:
         """Build the problem of the run."""
         settings = self.config.run
-        problem: Problem = self.task.problem(
+        return self.task.problem(
             self.seed, device_called(settings.device), getattr(torch, settings.dtype)
         )
-        return problem
 
     def ranking(self) -> Tensor | None:
         """Return the method's score of each row, or None for a method that does not rank rows.

@@ -53,8 +53,7 @@ def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> 
     short = [] if scores is not None else short_sources(weights, counts, sample.size)
     for line in short:
         log(f"  {line}; the others give the rest")
-    sources = getattr(task, sample.of)
-    rows = list_rows(sources, tables, chosen, scores, split=task.split_answers())
+    rows = list_rows(getattr(task, sample.of), tables, chosen, scores, split=task.split_answers())
     rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
     log(f"  {len(rows)} rows")
     work.write(ROWS, compress(rows))

@@ -52,8 +52,7 @@ class TunedModel(Value):
     @functools.cached_property
     def test_tables(self) -> dict[str, Any]:
         """The test sets in tokens of this model."""
-        tables: dict[str, Any] = self.task.tables(self.tokenizer, "test")
-        return tables
+        return self.task.tables(self.tokenizer, "test")
 
     def sampled_tables(self, rows: Path, of: str) -> dict[str, Any]:
         """Return the sampled rows of each source in tokens of this model.
@@ -64,8 +63,7 @@ class TunedModel(Value):
         for row in read_rows(rows):
             numbers.setdefault(row["source"], []).append(row["row"])
         index = {name: torch.tensor(sorted(own)) for name, own in numbers.items()}
-        tables: dict[str, Any] = self.task.tables_at(self.tokenizer, of, index)
-        return tables
+        return self.task.tables_at(self.tokenizer, of, index)
 
     def load(self) -> Any:
         """Load the whole model in its state before fine-tuning."""

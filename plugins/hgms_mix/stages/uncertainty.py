@@ -235,8 +235,7 @@ def null_result(folder: Path) -> dict[str, Any] | None:
     path = folder.parent / NULL_TEST
     with contextlib.suppress(CheckpointError):
         if (manifest := read_manifest(path)) is not None:
-            result: dict[str, Any] = json.loads(Folder(path, manifest.key).read("null.json"))
-            return result
+            return json.loads(Folder(path, manifest.key).read("null.json"))
     return None
 
 

@@ -13,6 +13,7 @@ import attrs
 from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
 from hgms.plugins import Registry
 from hgms.runs import undeclared_plugins
+from hgms.store import json_digest
 from hgms_mix.stages import LEASES, claim, read, resolved_table
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome
@@ -28,7 +29,7 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
         "config": resolved_table(runs.given),
         "folder": str(runs.folder.absolute()),
         "plugins": plugins,
-        "data": runs.data_digest,
+        "data": json_digest(runs.task_inputs),
         "point": attrs.asdict(point),
     }
     title = " ".join(
@@ -42,7 +43,7 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
 
     return Piece(
         title=title,
-        path=runs.place(point),
+        path=runs.folder_of(point).path,
         leases=LEASES[:1],
         function=f"{__name__}:work",
         arguments=arguments,
@@ -62,9 +63,9 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     progress = RemoteProgress(tell)
     design = {name: arguments[name] for name in ("config", "folder", "plugins", "data")}
     runs = design_of(json.dumps(design))
-    runs.show(progress, progress.say)
+    runs.view = progress
     point = Point(**{**arguments["point"], "weights": tuple(arguments["point"]["weights"])})
-    with claim(runs.place(point), patience=PATIENCE):
+    with claim(runs.folder_of(point).path, patience=PATIENCE):
         if runs.find_outcome(point) is None:  # else another process has finished it
             runs.run(point)
     return {}
@@ -74,6 +75,5 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
 def design_of(arguments: str) -> DesignRuns:
     """Return the design of a job; further jobs of the same design share its loaded data."""
     design = json.loads(arguments)
-    registry = Registry.load(design["plugins"])
-    config = read(design["config"], "the surface", registry=registry)
+    config = read(design["config"], "the surface", registry=Registry.load(design["plugins"]))
     return DesignRuns(config=config, folder=Path(design["folder"]))

@@ -48,11 +48,6 @@ class Findings:
         return self.recommendation.against_prior.high < 0
 
     @property
-    def outlier_losses(self) -> list[float]:
-        """The targets of the runs set aside."""
-        return [float(loss) for loss in weighted_losses(self.aside, self.targets)]
-
-    @property
     def prior_name(self) -> str:
         return "uniform" if np.ptp(self.prior) < 1e-9 else "the prior"
 
@@ -158,9 +153,7 @@ def learn(
     key = Key(seed).fold("surface")
     surface = fit(runs.mixtures, weighted_losses(runs, targets), key.fold("fit", TARGET))
     errors = surface.leave_one_out_errors()
-    recommendation = recommend(
-        surface, prior, tried, key.fold("recommend"), caution=settings.caution
-    )
+    recommendation = recommend(surface, prior, tried, key.fold("recommend"))
     differences = {}
     for name, losses in runs.metrics.items():
         of_metric = (

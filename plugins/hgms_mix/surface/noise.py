@@ -60,8 +60,8 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
     logs = np.log(np.maximum(variances, 1e-4 * pooled)) - digamma(half) + np.log(half)
     scatter = np.diag(polygamma(1, half))
     design = mixtures - centre
-    best: tuple[float, float, np.ndarray, float] | None = None
-    for spread in SPREADS:
+
+    def estimate(spread: float) -> tuple[float, float, np.ndarray, float]:
         inverse = np.linalg.inv(scatter + spread**2 * design @ design.T)
         weight = inverse.sum()
         level = float((inverse @ logs).sum() / weight)
@@ -72,10 +72,9 @@ def noise_of(mixtures: np.ndarray, variances: np.ndarray, freedoms: np.ndarray) 
             - 0.5 * rest @ inverse @ rest
             - 0.5 * spread**2
         )
-        if best is None or score > best[0]:
-            best = (float(score), level, spread**2 * design.T @ inverse @ rest, float(spread))
-    assert best is not None
-    _, level, slope, spread = best
+        return float(score), level, spread**2 * design.T @ inverse @ rest, float(spread)
+
+    _, level, slope, spread = max(map(estimate, SPREADS), key=lambda found: found[0])
     if spread == 0:
         # more efficient than logarithms for a single variance
         level = float(np.log(pooled))

@@ -145,9 +145,8 @@ def fit(mixtures: np.ndarray, losses: np.ndarray, key: Key) -> Surface:
     """
     places, counts, values, noise = group_repeats(mixtures, losses)
     shift = float(values.mean())
-    scale = float(values.std()) or 1.0
-    if noise is not None and noise.level > -np.inf:
-        scale = max(scale, float(np.exp(noise.level / 2)))
+    level = -np.inf if noise is None else noise.level
+    scale = max(float(values.std()) or 1.0, float(np.exp(level / 2)))
     variance = np.zeros(len(values)) if noise is None else noise.variance(places) / counts
     alpha = np.maximum(variance / scale**2, 1e-8)
     members, weights = _members(places, (values - shift) / scale, alpha, noise is None, key)

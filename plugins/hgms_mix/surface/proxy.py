@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import frozen
 
 from hgms_core import Key
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.learn import Findings
 
 RESAMPLES = 2000
-
-
-@frozen(kw_only=True)
-class RankCorrelation:
-    """Spearman's rank correlation over ``count`` mixtures, with its 95 % percentile bootstrap
-    interval over mixtures.
-    """
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}] over {self.count} mixtures"
 
 
 def choose_points(findings: Findings, points: Sequence[Point], count: int) -> list[Point]:
@@ -58,14 +42,17 @@ def choose_points(findings: Findings, points: Sequence[Point], count: int) -> li
     return taken
 
 
-def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorrelation:
-    """Return the rank correlation of two columns; resamples with a constant column are excluded.
+def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> dict[str, float]:
+    """Return Spearman's rank correlation of two columns, with its 95 % percentile bootstrap
+    interval over mixtures.
+
+    Resamples with a constant column are excluded.
 
     Examples
     --------
-    >>> rank_correlation(
-    ...     np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0]), Key(0)
-    ... ).value
+    >>> rank_correlation(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 4.0, 9.0, 16.0]), Key(0))[
+    ...     "value"
+    ... ]
     1.0
     """
     from scipy.stats import rankdata
@@ -80,18 +67,16 @@ def rank_correlation(mine: np.ndarray, theirs: np.ndarray, key: Key) -> RankCorr
     with np.errstate(invalid="ignore"):
         values = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
     low, high = np.nanquantile(values[1:], [0.025, 0.975])
-    return RankCorrelation(
-        value=round(float(values[0]), 12), low=float(low), high=float(high), count=count
-    )
+    return {"value": round(float(values[0]), 12), "low": float(low), "high": float(high)}
 
 
-def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any]:
-    """Return the result for the report, with a sentence."""
+def words(correlation: Mapping[str, float], count: int, gap: float, prior: str) -> dict[str, Any]:
+    """Return the result over ``count`` mixtures for the report, with a sentence."""
     conclusion = (
         "both models rank mixtures alike"
-        if correlation.low > 0.5
+        if correlation["low"] > 0.5
         else "that they rank mixtures alike is not shown"
-        if correlation.high > 0
+        if correlation["high"] > 0
         else "they do not rank mixtures alike: do not trust the surface for the larger model"
     )
     if math.isfinite(gap):
@@ -100,13 +85,11 @@ def words(correlation: RankCorrelation, gap: float, prior: str) -> dict[str, Any
         both = f"the best of them and {prior}"
         which = prior if gap < 0 else "the best of them" if gap > 0 else both
         best = f"{which} diverged"
+    spread = "{value:.2f} [{low:.2f}, {high:.2f}]".format(**correlation)
     return {
-        "rank_correlation": {
-            "value": correlation.value,
-            "low": correlation.low,
-            "high": correlation.high,
-        },
-        "mixtures": correlation.count,
+        "rank_correlation": dict(correlation),
+        "mixtures": count,
         "best_minus_prior": gap if math.isfinite(gap) else None,
-        "sentence": f"rank correlation with finetune.model: {correlation}: {conclusion}; {best}",
+        "sentence": f"rank correlation with finetune.model: {spread} over {count} mixtures: "
+        f"{conclusion}; {best}",
     }

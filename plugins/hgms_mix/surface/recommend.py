@@ -52,21 +52,16 @@ class Recommendation:
     against_best: Gap
 
 
-def recommend(
-    surface: Surface, prior: np.ndarray, tried: np.ndarray, key: Key, *, caution: float = 0.0
-) -> Recommendation:
-    """Return the minimiser of mean + caution · standard deviation over the simplex.
+def recommend(surface: Surface, prior: np.ndarray, tried: np.ndarray, key: Key) -> Recommendation:
+    """Return the minimiser of the mean over the simplex.
 
     The search starts from ``CANDIDATES`` mixtures and refines the best. ``tried`` are the distinct
     mixtures that were run.
     """
-
-    def risk(mixtures: np.ndarray) -> np.ndarray:
-        mean = surface.mean(mixtures)
-        return mean + caution * surface.deviation(mixtures) if caution else mean
-
     candidates = np.vstack([prior, tried, simplex(len(prior), CANDIDATES, key.fold("candidates"))])
-    weights = _refine(candidates[risk(candidates).argmin()], risk, key.fold("refine"))
+    weights = _refine(
+        candidates[surface.mean(candidates).argmin()], surface.mean, key.fold("refine")
+    )
     best = tried[surface.mean(tried).argmin()]
     around = _near(weights, 0.1, DRAWN // 2, np.random.default_rng(key.fold("around").derive()))
     places = np.vstack(
@@ -127,13 +122,13 @@ def simplex(sources: int, count: int, key: Key) -> np.ndarray:
     return np.vstack([even, border / border.sum(1, keepdims=True), np.eye(sources)])
 
 
-def _refine(start: np.ndarray, risk: Callable[[np.ndarray], np.ndarray], key: Key) -> np.ndarray:
+def _refine(start: np.ndarray, mean: Callable[[np.ndarray], np.ndarray], key: Key) -> np.ndarray:
     """Refine a mixture by searching ever closer neighbours."""
     generator = np.random.default_rng(key.derive())
     best = start
     for radius in (0.1, 0.05, 0.02, 0.01, 0.005):
         near = np.vstack([best, _near(best, radius, 128, generator)])
-        best = near[risk(near).argmin()]
+        best = near[mean(near).argmin()]
     return best
 
 

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import attrs
 
+from hgms.arguments import errors_at
 from hgms.config.convert import structure
 from hgms.config.tables import merge_setting
 from hgms.plugins import Registry
 from hgms.store import finite, replace_file
-from hgms_core import ConfigError, HgmsError
+from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra
 from hgms_mix.surface.learn import Findings
 from hgms_mix.surface.picture import draw
@@ -46,11 +47,8 @@ def settings_of(table: object, registry: Registry, *source: str) -> SurfaceSetti
     ConfigError
         All errors in the settings, with places.
     """
-    try:
-        settings: SurfaceSettings = structure(table, SurfaceSettings, registry)
-    except HgmsError as error:
-        raise error.at(*source, "surface") from None
-    return settings
+    with errors_at(*source, "surface"):
+        return structure(table, SurfaceSettings, registry)
 
 
 def write(

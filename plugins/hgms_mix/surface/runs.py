@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from hgms.config import require
-from hgms.runs import View, counting
+from hgms.executors import RemoteProgress
+from hgms.runs import counting
 from hgms.store import Folder, finite, json_digest
 from hgms_core import NumericalError
 from hgms_core.components import evolve
@@ -23,7 +25,6 @@ from hgms_core.errors import CheckpointError
 from hgms_mix.stages import (
     STAGES,
     Learned,
-    Log,
     MixConfig,
     Runner,
     TunedModel,
@@ -82,8 +83,8 @@ class DesignRuns:
     given: MixConfig = field(init=False)
     """The configuration before :func:`evaluated` replaced its test sets."""
     _model: TunedModel = field(init=False)
-    _log: Log = field(init=False, default=lambda line: None)
-    _view: View | None = field(init=False, default=None)
+    view: RemoteProgress | None = field(init=False, default=None)
+    """Shows the steps of a run, and receives the lines of its stages."""
 
     def __attrs_post_init__(self) -> None:
         self.given, self.config = self.config, with_evaluated_sets(self.config)
@@ -122,25 +123,23 @@ class DesignRuns:
 
     def find_outcome(self, point: Point) -> Outcome | None:
         """Return the outcome of a point, or None if it has not been run."""
-        folder = self._folder(point)
-        try:
+        folder = self.folder_of(point)
+        with contextlib.suppress(CheckpointError):  # damaged: run it again
             manifest = folder.manifest()
-        except CheckpointError:
-            return None  # damaged: run it again
-        if manifest.status != "done":
-            return None
-        facts = manifest.facts
-        metrics = {
-            name: math.nan if loss is None else loss for name, loss in facts["metrics"].items()
-        }
-        return Outcome(
-            key=folder.key,
-            point=point,
-            mixture=tuple(facts["mixture"]),
-            metrics=metrics,
-            seconds=facts["seconds"],
-            tokens=facts["tokens"],
-        )
+            if manifest.status == "done":
+                facts = manifest.facts
+                return Outcome(
+                    key=folder.key,
+                    point=point,
+                    mixture=tuple(facts["mixture"]),
+                    metrics={
+                        name: math.nan if loss is None else loss
+                        for name, loss in facts["metrics"].items()
+                    },
+                    seconds=facts["seconds"],
+                    tokens=facts["tokens"],
+                )
+        return None
 
     def run(self, point: Point) -> Outcome:
         """Sample, fine-tune and evaluate a point, or resume this work.
@@ -153,7 +152,7 @@ class DesignRuns:
         Interrupted
             Ctrl-C; finished work is saved.
         """
-        folder = self._folder(point)
+        folder = self.folder_of(point)
         folder.path.mkdir(parents=True, exist_ok=True)
         seconds = counting(any(path.is_dir() for path in folder.path.iterdir()), time.perf_counter)
         runner = self._runner(point, folder.path)
@@ -175,23 +174,13 @@ class DesignRuns:
             tokens=tokens * self.config.finetune.epochs,
         )
         weights = dict(zip(self.sources, point.weights, strict=True))
-        facts = finite({"weights": weights, **attrs.asdict(outcome)})
-        folder.commit([], facts=facts, done=True)
+        folder.commit([], facts=finite({"weights": weights, **attrs.asdict(outcome)}), done=True)
         for name in ("tuned", "checkpoints"):
             for tuned in folder.path.glob(f"finetune-*/{name}"):
                 shutil.rmtree(tuned, ignore_errors=True)
         return outcome
 
-    def place(self, point: Point) -> Path:
-        """Return the folder of a point."""
-        return self._folder(point).path
-
-    def show(self, view: View, say: Callable[[str], None]) -> None:
-        """Show stages and steps in ``view``, and their lines through ``say``."""
-        self._view = view
-        self._log = say
-
-    def _folder(self, point: Point) -> Folder:
+    def folder_of(self, point: Point) -> Folder:
         """Return the folder of a point; its key covers everything that determines the result."""
         runner = self._runner(point, self.folder)
         stages = [
@@ -204,24 +193,20 @@ class DesignRuns:
     def _runner(self, point: Point, folder: Path) -> Runner:
         """Return the runner of the stages of a point in its ``folder``."""
         weights = dict(zip(self.sources, point.weights, strict=True))
-        start = json_digest({"weights": weights, **self._task_inputs})
+        start = json_digest({"weights": weights, **self.task_inputs})
         config = evolve(self.config, seed=point.seed)
         given = GivenMixture(
             config=config, path=folder, key=start, digest=start, facts={"weights": weights}
         )
-        return runner_of(config, given, self._log, self._view, model=self._model)
+        say = (lambda line: None) if self.view is None else self.view.say
+        return runner_of(config, given, say, self.view, model=self._model)
 
     @functools.cached_property
-    def _task_inputs(self) -> dict[str, Any]:
+    def task_inputs(self) -> dict[str, Any]:
         """Settings, version and data fingerprint of the task, which all points share."""
         task = self._model.task
         settings = self.config.as_dict()["task"]
         return {"task": settings, "task_version": task.version, **task.data_fingerprint()}
-
-    @property
-    def data_digest(self) -> str:
-        """The digest of the task with its data."""
-        return json_digest(self._task_inputs)
 
 
 def with_evaluated_sets(config: MixConfig) -> MixConfig:

@@ -8,9 +8,10 @@ from typing import Any, Literal, final
 import numpy as np
 from attrs import field
 
+from hgms.arguments import errors_at
 from hgms.config import require
-from hgms_core import HgmsError, component
-from hgms_core.validators import at_least, less_than, not_negative, optional
+from hgms_core import component
+from hgms_core.validators import at_least, less_than, optional
 from hgms_mix.lm import mixture_shares
 
 
@@ -36,9 +37,6 @@ class SurfaceSettings:
     targets
         Weights of the validation sets (or of the columns of metrics.csv). Their weighted mean
         decides. Empty: equal weights.
-    caution
-        The recommended mixture minimises mean + caution · standard deviation of the surface. 0: the
-        mean; 1: of two mixtures with equal means, the mixture with the smaller uncertainty.
 
     Examples
     --------
@@ -51,7 +49,6 @@ class SurfaceSettings:
     shrink: float = field(default=0.1, validator=[at_least(0), less_than(1)])
     prior: Literal["uniform", "rows"] | Mapping[str, float] = field(default="uniform", hash=False)
     targets: Mapping[str, float] = field(factory=dict, hash=False)
-    caution: float = field(default=0.0, validator=not_negative)
 
     def prior_over(self, sources: Mapping[str, int | None]) -> np.ndarray:
         """Return the prior's weights in the order of ``sources``.
@@ -90,7 +87,5 @@ class SurfaceSettings:
 
 
 def _shares(weights: Any, names: Sequence[str], key: str) -> list[float]:
-    try:
+    with errors_at("surface"):
         return mixture_shares(weights, names, key)
-    except HgmsError as error:
-        raise error.at("surface") from None

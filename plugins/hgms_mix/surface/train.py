@@ -205,14 +205,15 @@ def run_points(
 
     pieces = [watch(piece(runs, point)) for point in points]
     outcomes, failures = run_together(pieces, executor or Here(), bars=bars, say=say)
-    if failures:
-        why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
-        raise HgmsError(
-            "runs-failed",
-            "\n".join([f"{len(failures)} of {len(points)} runs failed", *why]),
-            place=(str(runs.folder),),
-            hint="run the same command again to repeat them",
-        )
+    why = [f"{failed}: {'; '.join(error.lines())}" for failed, error in failures.items()]
+    require(
+        not failures,
+        "runs-failed",
+        "\n".join([f"{len(failures)} of {len(points)} runs failed", *why]),
+        place=(str(runs.folder),),
+        hint="run the same command again to repeat them",
+        error=HgmsError,
+    )
     return list(outcomes.values())
 
 
@@ -241,6 +242,5 @@ def compare_models(
     mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
     correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
     at_prior = next(i for i, point in enumerate(points) if point.role == "prior")
-    return proxy.words(
-        correlation, float(theirs[mine.argmin()] - theirs[at_prior]), findings.prior_name
-    )
+    gap = float(theirs[mine.argmin()] - theirs[at_prior])
+    return proxy.words(correlation, len(points), gap, findings.prior_name)

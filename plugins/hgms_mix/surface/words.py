@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from hgms.cli import print_table
-from hgms_mix.surface.learn import TARGET, Findings
+from hgms_mix.surface.learn import TARGET, Findings, weighted_losses
 from hgms_mix.surface.recommend import Gap
 
 
@@ -65,7 +65,9 @@ def sentences(findings: Findings) -> Iterator[str]:
     if findings.aside.names:
         losses = ", ".join(
             f"{name} {loss:.4g}"
-            for name, loss in zip(findings.aside.names, findings.outlier_losses, strict=True)
+            for name, loss in zip(
+                findings.aside.names, weighted_losses(findings.aside, findings.targets), strict=True
+            )
         )
         yield (
             "set aside, since their losses are not finite or far above what the others allow: "

@@ -30,7 +30,7 @@ def texts_of(folder: Path) -> Counter[str]:
 def test_an_export_holds_the_sample_with_its_shares(here: Path, tmp_path: Path) -> None:
     out = write(tmp_path / "out")
     assert all((out / name).exists() for name in FILES)
-    turns = (row["messages"] for part in sample_of().parts for row in part.rows)
+    turns = (row["messages"] for rows in sample_of().rows.values() for row in rows)
     assert texts_of(out) == Counter("|".join(turn["content"] for turn in row) for row in turns)
 
 
@@ -63,7 +63,7 @@ def test_a_named_template_is_written_into_the_rows_as_the_mix_tokenised_them(
     def ids(text: str) -> list[int]:
         return sample.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    kept = [(tables[part.name], row["row"]) for part in sample.parts for row in part.rows]
+    kept = [(tables[name], row["row"]) for name, rows in sample.rows.items() for row in rows]
     rows = [table.row(table.places[row]) for table, row in kept]
     assert [
         [

@@ -25,8 +25,8 @@ def test_a_row_of_alpaca_is_a_prompt_and_an_answer_with_its_end_mark(here: Path)
     sample = sample_of("plain")
     task = evolve(sample.config.task, template="alpaca")
     sample = evolve(sample, config=evolve(sample.config, task=task))
-    for part in sample.parts:
-        for row, pieces in zip(part.rows, sample.pieces_of(part), strict=True):
+    for rows in sample.rows.values():
+        for row, pieces in zip(rows, sample.pieces_of(rows), strict=True):
             asked, answer = (turn["content"] for turn in row["messages"])
             ((prompt, ended),) = answers_in(pieces, "")
             assert f"### Instruction:\n{asked}\n\n### Response:\n" in prompt

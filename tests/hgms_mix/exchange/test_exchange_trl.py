@@ -22,7 +22,7 @@ needs_trl = pytest.mark.skipif(
 
 def test_trl_gets_a_row_for_each_learned_answer(here: Path, tmp_path: Path) -> None:
     sample = several_answers()
-    turns = sample.parts[0].rows[0]["messages"]
+    turns = next(iter(sample.rows.values()))[0]["messages"]
     notes = trl.write(sample, tmp_path)
     rows = rows_in(tmp_path)
     assert len(rows) == 2 * 21 + 9

@@ -140,7 +140,7 @@ def test_one_rank_alone_holds_no_part_and_contents_that_cannot_be_read_are_named
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with rejects("not-supported", *MODEL, "shard", of=ConfigError):
-        spec("gpt2").load_sharded(CPU)
+        spec("gpt2").load(CPU, sharded=True)
     (tmp_path / "config.json").write_text("{}")
     base = BaseModel(path=str(tmp_path), tokenizer="bytes")
     monkeypatch.setattr(models, "file_digest", Mock(side_effect=PermissionError(13, "denied")))

@@ -16,11 +16,8 @@ FLOORS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """Starts of the fits: e^c as a share of the lowest loss."""
 DELTA = 0.02
 """Residuals above this count linearly, as in the authors' program."""
-NEWTON_STEPS = 100
-EXACT = 1e-9
 WRONG = 1e-4
-"""Bounds on the error of a proposal in the 1-norm: the iteration ends below ``EXACT``, and a result
-above ``WRONG`` is an error."""
+"""Bound on the error of a proposal in the 1-norm, above which it is an error."""
 
 
 @frozen(eq=False)
@@ -99,10 +96,9 @@ def propose(laws: Sequence[Law], prior: Tensor, kl: float) -> Tensor:
         min_m Σ_p m_p (log(P m_p) − 1) + kl · log Σ_s q_s e^{−(Tᵀm)_s / kl}
         ω_s ∝ q_s e^{−(Tᵀm)_s / kl},    and m_p = e^{t_p·ω} / P at the solution
 
-    Newton's method solves it, with steps that keep m positive and decrease the dual. Let c be the
-    derivative of the objective by ω. Then ‖ω − ω*‖₁ ≤ (max c − min c) / (2 kl), because KL is
-    strongly convex in the 1-norm. The iteration ends if this bound is below 1e-9, or at the
-    precision of float64.
+    SciPy's Levenberg–Marquardt method solves the last equation for log m. Let c be the derivative
+    of the objective by ω. Then ‖ω − ω*‖₁ ≤ (max c − min c) / (2 kl), because KL is strongly convex
+    in the 1-norm.
 
     Raises
     ------
@@ -115,59 +111,40 @@ def propose(laws: Sequence[Law], prior: Tensor, kl: float) -> Tensor:
     >>> propose([law], torch.tensor([0.25, 0.75], dtype=torch.float64), kl=0.1)
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    from scipy.special import log_softmax, logsumexp
+    from scipy.optimize import root
+    from scipy.special import softmax
 
-    slopes = torch.stack([law.slopes for law in laws]).double().numpy()
-    count = len(slopes)
     # a source that the prior excludes stays excluded
     allowed = prior.double().numpy() > 0
-    slopes = slopes[:, allowed]
+    slopes = torch.stack([law.slopes for law in laws]).double().numpy()[:, allowed]
+    count = len(slopes)
     start = prior.double().numpy()[allowed]
     log_prior = np.log(start / start.sum())
 
-    def at(m: np.ndarray) -> tuple[np.ndarray, float]:
-        log = log_prior - m @ slopes / kl
-        dual = m @ (np.log(count * m) - 1) + kl * logsumexp(log)
-        return np.exp(log_softmax(log)), float(dual)
+    def mixture(log_m: np.ndarray) -> np.ndarray:
+        return np.asarray(softmax(log_prior - np.exp(log_m) @ slopes / kl))
+
+    def equations(log_m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        omega = mixture(log_m)
+        mean = slopes @ omega
+        covariance = (slopes * omega) @ slopes.T - np.outer(mean, mean)
+        return log_m + np.log(count) - mean, np.eye(count) + covariance * np.exp(log_m) / kl
 
     with np.errstate(all="ignore"):
-        m = np.maximum(np.exp(slopes @ np.exp(log_prior)) / count, np.finfo(float).tiny)
-        omega, dual = at(m)
-        best = omega
-        least = np.inf
-        for _ in range(NEWTON_STEPS):
-            mean = slopes @ omega
-            bound = np.ptp((np.exp(mean) / count - m) @ slopes) / (2 * kl)
-            if bound < least:
-                best = omega
-                least = bound
-            if not bound > EXACT:
-                break
-            gradient = np.log(count * m) - mean
-            covariance = (slopes * omega) @ slopes.T - np.outer(mean, mean)
-            change = -np.linalg.solve(np.diag(1 / m) + covariance / kl, gradient)
-            length = min(1.0, 0.9 / max(float((-change / m).max()), 0.9))
-            # near the solution rounding hides the decrease
-            slack = 1e-14 * abs(dual)
-            while True:
-                omega, lower = at(m + length * change)
-                if (
-                    lower <= dual + 1e-4 * length * float(gradient @ change) + slack
-                    or length < 1e-12
-                ):
-                    break
-                length /= 2
-            m = m + length * change
-            dual = lower
+        first = slopes @ np.exp(log_prior) - np.log(count)
+        log_m = root(equations, first, jac=True, method="lm", tol=1e-14).x
+        omega = mixture(log_m)
+        residual = np.exp(slopes @ omega) / count - np.exp(log_m)
+        bound = np.ptp(residual @ slopes) / (2 * kl)
     require(
-        least <= WRONG,
+        bound <= WRONG,
         "not-converged",
         f"the mixture of op-mix cannot be computed at kl={kl:g}: the bound on its error is "
-        f"{least:.1g} (1-norm)",
+        f"{bound:.1g} (1-norm)",
         place=("method", "kl"),
         hint="increase kl",
         error=NumericalError,
     )
     weights = np.zeros(len(allowed))
-    weights[allowed] = best
+    weights[allowed] = omega
     return torch.from_numpy(weights)

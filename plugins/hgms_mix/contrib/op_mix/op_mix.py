@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from attrs import field
@@ -12,7 +12,6 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering, require
 from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import at_least, positive
 from hgms_mix.contrib.op_mix.law import fit, propose
 
@@ -84,9 +83,7 @@ class OpMix(hgms_mix.lm.MixtureMethod):
     """
 
     name: ClassVar[str] = "op-mix"
-    capabilities: ClassVar[Capabilities] = hgms_mix.lm.MixtureMethod.capabilities | {
-        HasTestingInstance
-    }
+    testing: ClassVar[Mapping[str, Any]] = {"steps": 20, "lr": 0.1, "candidates": 9, "kl": 1e-3}
     placeholder: ClassVar[str] = "x is a probe's"
 
     steps: int = field(default=100, validator=positive)
@@ -96,15 +93,6 @@ class OpMix(hgms_mix.lm.MixtureMethod):
     chunk: int = field(default=32, validator=positive)
 
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
-
-    @classmethod
-    def testing_instance(cls) -> OpMix:
-        """Return an instance for ``hgms check``.
-
-        It ends within 60 outer steps, at rates for a problem of size 1, with a prior of little
-        effect.
-        """
-        return cls(steps=20, lr=0.1, candidates=9, kl=1e-3)
 
     def init(self, problem: Problem, seed: int) -> State:
         sources = self.sources(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from attrs import field
@@ -14,7 +14,6 @@ import hgms_mix.lm
 from hgms.config import lowering
 from hgms.optim.adam import adam, corrections
 from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, gradient
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
 
@@ -76,8 +75,11 @@ class FastMix(hgms_mix.lm.PhasedMethod):
     """
 
     name: ClassVar[str] = "fastmix"
-    capabilities: ClassVar[Capabilities] = hgms_mix.lm.PhasedMethod.capabilities | {
-        HasTestingInstance
+    testing: ClassVar[Mapping[str, Any]] = {
+        "updates": 1,
+        "lr": 0.02,
+        "weight_decay": 0.0,
+        "outer_lr": 0.1,
     }
 
     updates: int = field(default=10, validator=positive)
@@ -102,11 +104,6 @@ class FastMix(hgms_mix.lm.PhasedMethod):
                 f"leaves={self.leaves!r} is not a regular expression: {error}",
                 place=("leaves",),
             ) from None
-
-    @classmethod
-    def testing_instance(cls) -> FastMix:
-        """Return an instance for ``hgms check``, with rates for a problem of size 1."""
-        return cls(updates=1, lr=0.02, weight_decay=0.0, outer_lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
         started = self.start(problem, seed, "mix")

@@ -5,7 +5,7 @@ training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field
@@ -14,7 +14,6 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering, require
 from hgms_core import Cost, Key, Problem, Record, State, Tree, component
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import optional_positive, positive
 from hgms_mix.methods.online import gradients, training
 
@@ -87,7 +86,7 @@ class DoGE(training.ProxyMethod):
     """
 
     name: ClassVar[str] = "doge"
-    capabilities: ClassVar[Capabilities] = training.ProxyMethod.capabilities | {HasTestingInstance}
+    testing: ClassVar[Mapping[str, Any]] = {"steps": 200, "updates": 20, "rate": 0.5, "lr": 0.1}
 
     target: Literal["validation", "sources"] = "validation"
     rate: float = field(default=0.05, validator=positive)
@@ -104,14 +103,6 @@ class DoGE(training.ProxyMethod):
             f"bounds={self.bounds} must be two numbers (low, high) with low < high",
             place=("bounds",),
         )
-
-    @classmethod
-    def testing_instance(cls) -> DoGE:
-        """Return an instance for ``hgms check``.
-
-        It ends within 60 outer steps, at a rate for a problem of size 1.
-        """
-        return cls(steps=200, updates=20, rate=0.5, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
         started = self.start(problem, seed, "proxy")

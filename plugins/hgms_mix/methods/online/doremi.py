@@ -5,7 +5,7 @@ training.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field
@@ -14,7 +14,6 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms_core import Batch, Cost, Key, Problem, Record, State, Tree, component
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import positive, share
 from hgms_mix.methods.online import training
 
@@ -77,7 +76,7 @@ class DoReMi(training.ProxyMethod):
     """
 
     name: ClassVar[str] = "doremi"
-    capabilities: ClassVar[Capabilities] = training.ProxyMethod.capabilities | {HasTestingInstance}
+    testing: ClassVar[Mapping[str, Any]] = {"steps": 20, "lr": 0.1}
     testing_failures: ClassVar[Mapping[str, str]] = {
         "optimum": "it is blind to validation rows: no weight is better to it"
     }
@@ -87,14 +86,6 @@ class DoReMi(training.ProxyMethod):
     prior: Literal["uniform", "rows"] = "uniform"
 
     memory_hints = lowering(other=["batch_size"])
-
-    @classmethod
-    def testing_instance(cls) -> DoReMi:
-        """Return an instance for ``hgms check``.
-
-        It ends within 60 outer steps, at a rate for a problem of size 1.
-        """
-        return cls(steps=20, lr=0.1)
 
     def init(self, problem: Problem, seed: int) -> State:
         return self.start(problem, seed, "reference", reference={})

@@ -49,8 +49,7 @@ def source_gradients(
     ):
         own = {name: group.rows_of(leaf) for name, leaf in batch.items()}
         grads, values = gradient(group.loss, problem.theta0, group.x, own)
-        alone = isinstance(group.part, int)
-        parts.append([leaf[None] for leaf in grads] if alone else grads)
+        parts.append([leaf[None] for leaf in grads] if isinstance(group.part, int) else grads)
         losses.append(values.reshape(-1))
     values = torch.cat(losses)
     hgms_mix.lm.check_finite(values, "the loss of a source", step)

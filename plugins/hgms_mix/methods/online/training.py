@@ -58,8 +58,7 @@ class ProxyMethod(hgms_mix.lm.TrainedMethod):
             place=("method", "batch_size"),
         )
         total = torch.zeros(len(sources.names), dtype=torch.float64)
-        weights = even(sources)
-        return super().start(problem, seed, phase, weights=weights, sum=total, **more)
+        return super().start(problem, seed, phase, weights=even(sources), sum=total, **more)
 
     def proxy_changes(
         self, problem: Problem, state: State, train: Tree, weights: Tensor, total: Tensor
@@ -100,7 +99,7 @@ class RoundsMethod(hgms_mix.lm.PhasedMethod):
         Validation rows whose losses are computed at a time.
     """
 
-    capabilities: ClassVar[Capabilities] = frozenset({Finishes})
+    capabilities: ClassVar[Capabilities] = hgms_mix.lm.PhasedMethod.capabilities | {Finishes}
 
     rounds: int | None = field(default=10, validator=optional_positive)
     round_steps: int = field(default=50, validator=positive)
@@ -211,5 +210,4 @@ def train_on_mixture(
         at=done,
         step=state["step"] + 1,
     )
-    cost = Cost(lower_gradients=count, rows=count * method.batch_size)
-    return train, {"lower_loss": loss}, cost
+    return train, {"lower_loss": loss}, Cost(lower_gradients=count, rows=count * method.batch_size)

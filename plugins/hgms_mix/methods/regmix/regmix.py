@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from attrs import field
@@ -12,7 +12,6 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering, require
 from hgms_core import Cost, Key, Problem, Record, State, Tree, component
-from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import at_least, positive
 from hgms_mix.methods.regmix.regression import Regressor, best, draw_mixtures, fit, sklearn
 
@@ -86,8 +85,13 @@ class RegMix(hgms_mix.lm.MixtureMethod):
     """
 
     name: ClassVar[str] = "regmix"
-    capabilities: ClassVar[Capabilities] = hgms_mix.lm.MixtureMethod.capabilities | {
-        HasTestingInstance
+    testing: ClassVar[Mapping[str, Any]] = {
+        "runs": 12,
+        "steps": 20,
+        "updates": 10,
+        "lr": 0.1,
+        "simulated": 2000,
+        "top": 20,
     }
     placeholder: ClassVar[str] = "x is a proxy run's"
 
@@ -109,14 +113,6 @@ class RegMix(hgms_mix.lm.MixtureMethod):
             f"top={self.top} must be at most simulated={self.simulated}",
             place=("top",),
         )
-
-    @classmethod
-    def testing_instance(cls) -> RegMix:
-        """Return an instance for ``hgms check``.
-
-        Its regression ends within 60 outer steps, at a rate for a problem of size 1.
-        """
-        return cls(runs=12, steps=20, updates=10, lr=0.1, simulated=2000, top=20)
 
     def init(self, problem: Problem, seed: int) -> State:
         started = self.start(problem, seed, "proxies")

@@ -169,9 +169,8 @@ class RhoLoss(hgms_mix.lm.RowSelection):
         best of all.
         """
         ranking: Tensor = state["ranking"]
-        if self.mode == "static" and bool(ranking.isnan().any()):
-            return torch.full_like(ranking, torch.nan)
-        return ranking
+        is_partial = self.mode == "static" and bool(ranking.isnan().any())
+        return torch.full_like(ranking, torch.nan) if is_partial else ranking
 
     def _target(self, problem: Problem, state: State) -> tuple[State, Record, Cost]:
         pool = problem.lower_data

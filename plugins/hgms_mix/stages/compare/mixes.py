@@ -116,8 +116,7 @@ class Contest:
             for seed in runs.seeds
             for label, config in of_method.items()
         }
-        plugins = undeclared_plugins(registry.host)
-        return cls(mixes=mixes, reference=runs.reference, plugins=plugins)
+        return cls(mixes=mixes, reference=runs.reference, plugins=undeclared_plugins(registry.host))
 
     def piece(self, mix: Seeded) -> Piece:
         """Return a mix as a job, equivalent to `hgms mix GRID --method LABEL --seed N`."""
