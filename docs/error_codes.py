@@ -17,6 +17,9 @@ BASES = ("HgmsError", "Exception")
 HELPERS = {"fail": "ConfigError", "reject": "ConfigError", "require": "ConfigError"}
 """Functions that raise an error of this class, with its code as an argument."""
 
+UNKNOWN = ("unknown_name", "require_known")
+"""Functions that raise ``unknown-KIND``, with the kind as their first argument."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -77,11 +80,7 @@ def _uses_in(node: ast.AST, function: ast.AST, errors: set[str]) -> Iterator[Use
 def _use(call: ast.Call, function: ast.AST, errors: set[str]) -> Use | None:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     place = next((_text(item.value) for item in call.keywords if item.arg == "place"), "")
-    if (
-        name in ("unknown_name", "require_known")
-        and call.args
-        and isinstance(call.args[0], ast.Constant)
-    ):
+    if name in UNKNOWN and call.args and isinstance(call.args[0], ast.Constant):
         kind = str(call.args[0].value)
         return Use(f"unknown-{kind.replace(' ', '-')}", "ConfigError", f"unknown {kind} <name>", "")
     helper = name in HELPERS and isinstance(call.func, ast.Name)
