@@ -226,6 +226,13 @@ def test_leaves_may_have_several_types() -> None:
     compare_steps(pipeline(), evolve(problem, x0=mixed), 1e-6)
 
 
+def test_batches_of_a_source_without_a_table_are_read_before_the_step() -> None:
+    problem = linear()
+    data = problem.lower_data
+    source = Data(size=data.size, rows=lambda index: dict(data.rows(index)))
+    compare_steps(pipeline(batch_size=5), evolve(problem, lower_data=source), 1e-12, steps=2)
+
+
 @pytest.mark.parametrize(
     ("parts", "fixed"),
     [

@@ -370,7 +370,10 @@ class Branches:
         rates = self._rates(problem, start)
         like = next(iter(start["x"].values()))
         numbers = kept_table(problem, rule, rates, decays, like)
-        operands = {"x": x, "batches": data.batch(index), "numbers": numbers}
+        # The program gathers rows of a table: a copy of all batches would take longer.
+        table = data.whole or data.batch(index)
+        rows = index if data.whole else None
+        operands = {"x": x, "table": table, "rows": rows, "numbers": numbers}
         constant = self.optimizer.schedule is None and rule.optimizer == "sgd"
         return Fixed(operands) if constant and x is None and index is None else operands
 

@@ -37,14 +37,15 @@ def advance_joined(
 ) -> tuple[Tree, Tree, Tensor]:
     """Return the stacked ends, their moments, and the losses before the last steps.
 
-    ``x`` and ``moments`` are the stacked starts. The operands are the ``batches`` and the
-    ``numbers`` of all steps.
+    ``x`` and ``moments`` are the stacked starts. The operands are the ``numbers`` of all steps, and
+    the ``table`` of all rows with the numbers of the drawn ``rows``. Without numbers, the table
+    contains the batches of all steps.
     """
-    batches = operands["batches"]
-    axis = form.axis
+    table = operands["table"]
+    rows = operands["rows"]
 
     def trial() -> tuple[Tree, Tree]:
-        return theta, _select(batches, axis, torch.zeros(1, dtype=torch.int64))
+        return theta, _select(table, rows, form.axis, torch.zeros(1, dtype=torch.int64))
 
     parts = groups(
         problem.g,
@@ -65,10 +66,14 @@ def _run(
 ) -> tuple[Tree, Tree, Tensor]:
     stacked = isinstance(group.part, slice)
     axis = form.axis
-    batches = operands["batches"]
+    table = operands["table"]
+    rows = operands["rows"]
     numbers = operands["numbers"]
     if form.own:
-        batches = {name: group.rows_of(leaf) for name, leaf in batches.items()}
+        if rows is None:
+            table = {name: group.rows_of(leaf) for name, leaf in table.items()}
+        else:
+            rows = group.rows_of(rows)
         axis = axis if stacked or axis is None else axis - 1
     if numbers.dim() == 3:
         numbers = numbers[..., group.part]
@@ -84,12 +89,12 @@ def _run(
             block,
             theta,
             (values["x"], values["moments"]),
-            _slice(batches, axis, chosen),
+            _slice(table, rows, axis, chosen),
             numbers.index_select(0, chosen),
         )
         return {"x": x, "moments": moments, "loss": loss, "done": values["done"] + length}
 
-    first = group.loss(theta, group.x, _select(batches, axis, places[:1]))
+    first = group.loss(theta, group.x, _select(table, rows, axis, places[:1]))
     start = {
         "x": group.x,
         "moments": moments,
@@ -102,18 +107,20 @@ def _run(
     return x, moments, values["loss"]
 
 
-def _slice(batches: Tree, axis: int | None, chosen: Tensor) -> Tree:
+def _slice(table: Tree, rows: Tensor | None, axis: int | None, chosen: Tensor) -> Tree:
     """Return the batches of the chosen steps."""
     if axis is None:
-        return batches
-    return {name: leaf.index_select(axis, chosen) for name, leaf in batches.items()}
+        return table
+    if rows is None:
+        return {name: leaf.index_select(axis, chosen) for name, leaf in table.items()}
+    drawn = rows.index_select(axis, chosen)
+    return {name: leaf[drawn] for name, leaf in table.items()}
 
 
-def _select(batches: Tree, axis: int | None, step: Tensor) -> Tree:
+def _select(table: Tree, rows: Tensor | None, axis: int | None, step: Tensor) -> Tree:
     """Return the batch of one step."""
-    if axis is None:
-        return batches
-    return {name: leaf.squeeze(axis) for name, leaf in _slice(batches, axis, step).items()}
+    batches = _slice(table, rows, axis, step)
+    return batches if axis is None else {name: leaf.squeeze(axis) for name, leaf in batches.items()}
 
 
 def _as_stack(tree: Tree) -> Tree:
