@@ -16,7 +16,6 @@ from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora, interpolate
 from hgms_mix.lm.losses import Batches, token_loss
 from hgms_mix.lm.models import BaseModel, positions_of
-from hgms_mix.lm.overlaps import overlap_warning
 from hgms_mix.lm.phased_methods import MixtureMethod, PhasedMethod, RowSelection, TrainedMethod
 from hgms_mix.lm.ranking import (
     AdamWSettings,
@@ -83,7 +82,6 @@ __all__ = [
     "interpolate",
     "mixture_shares",
     "optional_count",
-    "overlap_warning",
     "positions_of",
     "prior_shares",
     "prompt_tokens",

@@ -16,7 +16,7 @@ from hgms_core import Key, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recompute
 from hgms_mix.lm.passes import needed_lengths, passes, start_tokens
-from hgms_mix.lm.sharding import FIRST_ORDER, Sharded, first_derivative_only
+from hgms_mix.lm.sharding import FIRST_ORDER, FirstDerivative, Sharded
 
 LOGITS = 2**26
 """The number of logits in memory at a time (a quarter of a gigabyte in float32)."""
@@ -182,7 +182,7 @@ class LanguageModel:
             return function(*args)
         result: Any = self.parts(function, *args)
         if isinstance(result, Tensor) and result.requires_grad:
-            return first_derivative_only(result)  # the backward pass frees the gathered parts
+            return FirstDerivative.apply(result)  # the backward pass frees the gathered parts
         self.parts.reshard()
         return result
 

@@ -186,8 +186,8 @@ def _named_leaves(model: nn.Module) -> Iterator[tuple[str, Any]]:
     yield "buffer", model.named_buffers()
 
 
-class _FirstDerivative(Function):
-    """A value with a first derivative only.
+class FirstDerivative(Function):
+    """A value with a first derivative only; a second derivative raises ConfigError.
 
     The parameters used to build its graph are freed after each pass.
     """
@@ -201,14 +201,3 @@ class _FirstDerivative(Function):
         if torch.is_grad_enabled():
             raise FIRST_ORDER.at()
         return slope
-
-
-def first_derivative_only(value: Tensor) -> Tensor:
-    """Return the value, for first derivatives only.
-
-    Raises
-    ------
-    ConfigError
-        If a second derivative is computed.
-    """
-    return _FirstDerivative.apply(value)

@@ -20,7 +20,7 @@ import transformers
 from hgms.distributed import LAUNCHED, join, launcher_rank
 from hgms_core import ConfigError, Key
 from hgms_mix.lm import LanguageModel, Lora
-from hgms_mix.lm.sharding import first_derivative_only, shard_model
+from hgms_mix.lm.sharding import FirstDerivative, shard_model
 
 pytestmark = pytest.mark.extended
 
@@ -103,7 +103,7 @@ def test_an_outline_of_another_type_takes_the_type_of_rank_0(whole: Any) -> None
 
 def test_a_loss_of_parts_has_a_first_derivative_alone() -> None:
     x = torch.tensor(3.0, requires_grad=True)
-    (slope,) = torch.autograd.grad(first_derivative_only(x**2), x)
+    (slope,) = torch.autograd.grad(FirstDerivative.apply(x**2), x)
     assert float(slope) == 6.0
     with rejects("no-second-derivative", "task", "model", "shard", of=ConfigError):
-        torch.autograd.grad(first_derivative_only(x**2), x, create_graph=True)
+        torch.autograd.grad(FirstDerivative.apply(x**2), x, create_graph=True)

@@ -49,8 +49,6 @@ class Contest:
 
     mixes: Mapping[Seeded, MixConfig]
     reference: str
-    plugins: Sequence[str]
-    """The plugins that other processes must load by name."""
 
     @classmethod
     def of(
@@ -116,12 +114,13 @@ class Contest:
             for seed in runs.seeds
             for label, config in of_method.items()
         }
-        return cls(mixes=mixes, reference=runs.reference, plugins=undeclared_plugins(registry.host))
+        return cls(mixes=mixes, reference=runs.reference)
 
     def piece(self, mix: Seeded) -> Piece:
         """Return a mix as a job, equivalent to `hgms mix GRID --method LABEL --seed N`."""
         label, seed = mix
         config = self.mixes[mix]
+        plugins = [] if config.host is None else undeclared_plugins(config.host)
         return Piece(
             title=f"{label}, seed {seed}",
             path=hgms_mix.stages.mix_path(config),
@@ -130,7 +129,7 @@ class Contest:
             arguments={
                 "config": hgms_mix.stages.resolved_table(config),
                 "title": [label, seed],
-                "plugins": self.plugins,
+                "plugins": plugins,
             },
             needs=Needs.of_run(config.run),
             finished=lambda: hgms_mix.stages.finished_report(config),
