@@ -13,7 +13,7 @@ TorchOpt with the default solver of its examples, CG on the normal equations: tw
 and another result after 30 steps, which HGMS also returns for that system.
 
 To add a side, write a function of a :class:`Point` that returns a call without arguments, and name
-it in SIDES.
+it in SIDES. "matrix products" is the floor: only the products of all Hessian products.
 """
 
 from __future__ import annotations
@@ -354,8 +354,49 @@ SIDES = {
     "jaxopt, jitted": Side(partial(in_jax, program="jaxopt_hypergradient"), "jaxopt"),
     "jax, linearize + scan": Side(partial(in_jax, program="hypergradient"), "jax"),
 }
-REFERENCES = ("by hand", "torchopt, as documented", "jaxopt, jitted", "jax, linearize + scan")
+FLOOR = "matrix products"
+REFERENCES = (
+    "by hand",
+    "torchopt, as documented",
+    "jaxopt, jitted",
+    "jax, linearize + scan",
+    FLOOR,
+)
 """The denominators of the ratios."""
+
+
+def matrix_products(at: Point) -> Callable[[], Tensor]:
+    """Return the matrix products of all Hessian products, without any other operation.
+
+    They are eight per Hessian product (docs/explanation/programs.md), on the measured route, into
+    existing memory. Random matrices take the place of the derivatives of activations.
+    """
+    a = at.train["pixels"]
+    first, second = at.x["hidden.weight"], at.x["output.weight"]
+    rows, width, classes = len(a), len(first), len(second)
+    generator = torch.Generator().manual_seed(0)
+    inner, outer = (torch.rand(rows, size, generator=generator) for size in (width, classes))
+    pairs = [
+        (a, first.t()),
+        (inner, second.t()),
+        (inner, second.t()),
+        (outer, second),
+        (outer, second),
+        (inner.t(), a),
+        (outer.t(), inner),
+        (outer.t(), inner),
+    ]
+    results = [torch.mm(left, right) for left, right in pairs]
+    taken = calibrated(at.problem).route
+
+    def call() -> Tensor:
+        with matrix_route(taken):
+            for _ in range(at.steps):
+                for (left, right), result in zip(pairs, results, strict=True):
+                    torch.mm(left, right, out=result)
+        return results[0]
+
+    return call
 
 
 # 3. Agreement, and the clock
@@ -383,11 +424,12 @@ def agreeing(at: Point, names: list[str]) -> tuple[dict[str, Callable[[], Any]],
 
 def measure(at: Point, names: list[str], rounds: int, processors: int) -> dict[str, Any]:
     calls, errors = agreeing(at, names)
+    calls[FLOOR] = matrix_products(at)
     spent = take_turns(calls, rounds, 0.0, clock_of(processors))
     return {
         name: {
             "seconds": quartiles(seconds),
-            "difference": errors[name],
+            "difference": errors.get(name, 0.0),
             **{
                 f"/ {other}": ratios(seconds, spent[other])
                 for other in REFERENCES
