@@ -33,6 +33,9 @@ STATISTICS_ROWS = 256
 CHUNK = 2048
 """Rows of one pass when losses are judged."""
 
+PROBED = 16
+"""Rows on which a loss that returns one number is compared with its values on single rows."""
+
 
 @frozen(eq=False)
 class Space:
@@ -381,9 +384,14 @@ def build(
     space = Space({name: _block(name, kind, x, columns) for name, kind in learn.items()}, like)
     takes_hyper = _takes_hyper(loss, space)
 
+    def call(model: nn.Module, batch: Batch, hyper: Mapping[str, Tensor]) -> Any:
+        return loss(model, batch, hyper) if takes_hyper else loss(model, batch)
+
+    few = {name: column[:PROBED] for name, column in columns.items()}
+    evaluate = _each_row(call) if _is_mean(parts, call, few, space.values(space.start)) else call
+
     def user_loss(model: nn.Module, batch: Batch, hyper: Mapping[str, Tensor]) -> Tensor:
-        value = loss(model, batch, hyper) if takes_hyper else loss(model, batch)
-        return _per_row(value, len(batch["index"]))
+        return _per_row(evaluate(model, batch, hyper), len(batch["index"]))
 
     def losses(x: Tree, hyper: Mapping[str, Tensor], batch: Batch, training: bool) -> Tensor:
         view = parts.fitting if training else parts.judging
@@ -468,6 +476,41 @@ def _takes_hyper(loss: Callable[..., Any], space: Space) -> bool:
                 hint=f"write loss(model, batch, hyper), and use hyper[{name!r}] in it",
             )
     return takes
+
+
+def _each_row(call: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Return a loss that evaluates another loss on each row."""
+
+    def losses(model: nn.Module, batch: Batch, hyper: Mapping[str, Tensor]) -> Tensor:
+        def of_row(row: Batch) -> Tensor:
+            value: Tensor = call(model, {name: leaf[None] for name, leaf in row.items()}, hyper)
+            return value
+
+        each: Tensor = vmap(of_row)(batch)
+        return each
+
+    return losses
+
+
+def _is_mean(
+    parts: ModuleParts, call: Callable[..., Any], rows: Batch, hyper: Mapping[str, Tensor]
+) -> bool:
+    """Return whether a loss is the mean of its values on single rows.
+
+    Layers that combine or mask rows exclude this.
+    """
+    if parts.has_dropout or parts.has_batch_statistics:
+        return False
+    with torch.no_grad():
+        at = partial(parts.judging.at, parts.x0, batch=rows)
+        value = at(lambda model, batch: call(model, batch, hyper))
+        if not isinstance(value, Tensor) or value.dim():
+            return False
+        try:
+            each = at(lambda model, batch: _each_row(call)(model, batch, hyper))
+        except (RuntimeError, ValueError):
+            return False
+    return each.dim() == 1 and torch.allclose(each.mean(), value, rtol=1e-4, atol=1e-6)
 
 
 def _per_row(value: Any, rows: int) -> Tensor:

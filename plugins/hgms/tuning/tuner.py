@@ -70,8 +70,9 @@ def tune(
     model
         A module; its parameters are the start of each training, and it is not changed.
     loss
-        ``loss(model, batch)`` or ``loss(model, batch, hyper)``, one loss per row, ``[B]``.
-        ``hyper`` contains the values of ``learn`` by name.
+        ``loss(model, batch)`` or ``loss(model, batch, hyper)``: one loss per row, ``[B]``, or their
+        mean. A mean is evaluated on single rows, which is slower. ``hyper`` contains the values of
+        ``learn`` by name.
     train, validation
         Tables as for :func:`hgms.as_data`. Without validation rows, a nested cross-validation of
         the training rows judges the candidates.
@@ -111,9 +112,10 @@ def tune(
     ConfigError
         ``no-effect`` for a hyperparameter that does not change the training loss;
         ``loss-ignores-hyper`` for a loss without the parameter ``hyper``; ``not-differentiable``;
-        ``wrong-shape`` for a loss that is not per row, such as a mean; ``random-loss`` for random
-        numbers other than the masks of dropout layers; ``not-convex`` for ``engine="implicit"`` on
-        a loss with negative curvature; the codes of :func:`hgms.from_module` for the module.
+        ``wrong-shape`` for a loss that combines rows, such as a weighted mean; ``random-loss`` for
+        random numbers other than the masks of dropout layers; ``not-convex`` for
+        ``engine="implicit"`` on a loss with negative curvature; the codes of
+        :func:`hgms.from_module` for the module.
 
     Notes
     -----

@@ -708,7 +708,7 @@ SCALE = {"scale": hgms.hyper.Scalar(1.0)}
         (ignoring, SCALE, "no-effect", ("learn", "scale")),
         (detached, SCALE, "no-effect", ("learn", "scale")),
         (
-            lambda m, b: squares(m, b).mean(),
+            lambda m, b: squares(m, b).sum(),
             {"decay": hgms.hyper.PerInput()},
             "wrong-shape",
             ("loss",),

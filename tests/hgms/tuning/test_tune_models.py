@@ -117,11 +117,31 @@ def squeezed(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     return mse_loss(outputs, batch["z"][:, 0], reduction="none")
 
 
+@pytest.mark.parametrize("engine", ["implicit", "online"])
+def test_a_mean_is_evaluated_on_single_rows(engine: Any) -> None:
+    def call(loss: Any) -> Any:
+        torch.manual_seed(0)
+        learn = {"rows": hgms.hyper.PerRow()}
+        train, validation = class_rows(24, 0), class_rows(20, 1)
+        return hgms.tune(
+            nn.Linear(3, 2), loss, train, validation, learn=learn, budget="30 steps", engine=engine
+        )
+
+    first, second = call(of_rows), call(mean)
+    assert [row.name for row in first.table] == [row.name for row in second.table]
+    for own, other in zip(first.table, second.table, strict=True):
+        assert own.loss == pytest.approx(other.loss, rel=1e-3)
+
+
+def weighted_mean(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    return cross_entropy(model(batch["a"]), batch["y"], weight=torch.tensor([1.0, 3.0]))
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(
     ("loss", "remedy", "remedied"),
     [
-        (mean, 'use reduction="none"', of_rows),
+        (weighted_mean, 'use reduction="none"', of_rows),
         (labels, ".flatten(1).mean(1)", averaged_labels),
         (broadcast, ".squeeze(1)", squeezed),
     ],
