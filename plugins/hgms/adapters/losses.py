@@ -134,29 +134,29 @@ def check_options(function: Callable[..., Any], options: Mapping[str, object], k
 
 def _flatten_fields(fields: Mapping[str, Any], theta: Shape, x: Shape) -> dict[str, Any]:
     """The fields of a problem whose functions take and return nested variables."""
-    flat_form: dict[str, Callable[[Any], Any]] = {
-        "g": lambda loss: _of_flat(loss, theta, x),
-        "f": lambda loss: _of_flat(loss, theta, x),
-        "project": lambda own: lambda a: theta.flatten(own(theta.restore(a)), "project"),
-        "evaluate": lambda own: lambda a, b: own(theta.restore(a), x.restore(b)),
-        "fresh": lambda own: lambda key: x.flatten(own(key), "fresh"),
-        "start": lambda own: lambda a: x.flatten(own(theta.restore(a)), "start"),
-        "references": lambda own: {
-            name: theta.flatten(value, f"references.{name}") for name, value in own.items()
-        },
-    }
-    flat = {
-        name: flat_form[name](value) if value and name in flat_form else value
-        for name, value in fields.items()
-    }
+    flat = dict(fields)
+    flat["g"] = _of_flat(fields["g"], theta, x)
+    flat["f"] = _of_flat(fields["f"], theta, x)
     flat["restore"] = lambda a, b: (theta.restore(a), x.restore(b))
+    if project := fields.get("project"):
+        flat["project"] = lambda a: theta.flatten(project(theta.restore(a)), "project")
+    if evaluate := fields.get("evaluate"):
+        flat["evaluate"] = lambda a, b: evaluate(theta.restore(a), x.restore(b))
+    if fresh := fields.get("fresh"):
+        flat["fresh"] = lambda key: x.flatten(fresh(key), "fresh")
+    if start := fields.get("start"):
+        flat["start"] = lambda a: x.flatten(start(theta.restore(a)), "start")
+    if references := fields.get("references"):
+        flat["references"] = {
+            name: theta.flatten(value, f"references.{name}") for name, value in references.items()
+        }
     extensions = fields.get("extensions", ())
-    require(
-        not any(isinstance(item, Sources) for item in extensions),
-        "conflicting-options",
-        "a problem with sources requires flat dictionaries of tensors for θ and x",
-        place=("extensions",),
-    )
+    if any(isinstance(item, Sources) for item in extensions):
+        raise ConfigError(
+            "conflicting-options",
+            "a problem with sources requires flat dictionaries of tensors for θ and x",
+            place=("extensions",),
+        )
     flat["extensions"] = tuple(
         _rows_of_flat(item, theta, x) if isinstance(item, Rows) else item for item in extensions
     )
@@ -311,6 +311,5 @@ def hypergradient(
         estimate = levels.hypergradient(solver, v0)
     if not any(bool(leaf.any()) for leaf in estimate.value.values()):
         check_used(*losses, upper, lower)
-    return Hypergradient(
-        **{**attrs.asdict(estimate, recurse=False), "value": above.restore(estimate.value)}
-    )
+    parts = attrs.asdict(estimate, recurse=False)
+    return Hypergradient(**{**parts, "value": above.restore(estimate.value)})

@@ -176,13 +176,13 @@ def check_floating(what: str, tree: Any) -> None:
     for name, leaf in tree.items():
         if not isinstance(leaf, Tensor):
             raise _no_tensor((what, str(name)), leaf)
-        require(
-            not (trained and isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad),
-            "frozen-parameter",
-            f"{what} contains the frozen parameter {name!r} and trained ones",
-            hint="use trainable(module)",
-            place=(what, name),
-        )
+        if trained and isinstance(leaf, torch.nn.Parameter) and not leaf.requires_grad:
+            raise ConfigError(
+                "frozen-parameter",
+                f"{what} contains the frozen parameter {name!r} and trained ones",
+                place=(what, name),
+                hint="use trainable(module)",
+            )
         if not leaf.is_floating_point():
             raise ConfigError(
                 "wrong-dtype",

@@ -33,13 +33,9 @@ def _registry(ctx: click.Context, _option: click.Parameter, files: Sequence[str]
 
 
 def _plugin(name: str, callback: Any = None) -> Any:
+    text = "Load a plugin from a single .py file. Repeatable."
     return click.option(
-        "--plugin",
-        name,
-        multiple=True,
-        metavar="FILE",
-        callback=callback,
-        help="Load a plugin from a single .py file. Repeatable.",
+        "--plugin", name, multiple=True, metavar="FILE", callback=callback, help=text
     )
 
 

@@ -238,12 +238,11 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Notes that the tables do not contain: selection of settings, missing results."""
         lines = self._of_tables()
-        notes = {note for table in self.tables for row in table.rows for note in row.notes}
-        lines += [
-            f"{note}: they never differed, so nothing was selected; the generator's noise "
-            "distinguishes them"
-            for note in notes & {ALIKE}
-        ]
+        if any(ALIKE in row.notes for table in self.tables for row in table.rows):
+            lines.append(
+                f"{ALIKE}: they never differed, so nothing was selected; the generator's noise "
+                "distinguishes them"
+            )
         lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
         tasks = {
             cell.task: cell.config.task
@@ -280,10 +279,11 @@ class Comparison:
         }
         lines = [remarks.pop(table.unjudged) for table in self.tables if table.unjudged in remarks]
         references = any(table.references for table in self.tables)
-        others = "every other method and every floor" if references else "every other method"
-        lines += [
-            f"★ better than {others}: each difference is exact, or its interval excludes zero"
-        ] * any(table.winner for table in self.tables)
+        if any(table.winner for table in self.tables):
+            others = "every other method and every floor" if references else "every other method"
+            lines.append(
+                f"★ better than {others}: each difference is exact, or its interval excludes zero"
+            )
         if any(pair.count > 1 for table in self.tables for pair in table.pairs.values()):
             apart = any(len(table.references) > 1 for table in self.tables)
             which = "of methods, and of methods and floors" if apart else ""
@@ -291,8 +291,8 @@ class Comparison:
                 "differences: paired by seed, intervals by Holm's rule over all "
                 f"pairs{which and ' '}{which} (chance of a false one: at most 5 %)"
             )
-        rows = [row for table in self.tables for row in table.rows]
-        lines += [RECOVERED] * any(row.recovered is not None for row in rows)
+        if any(row.recovered is not None for table in self.tables for row in table.rows):
+            lines.append(RECOVERED)
         return [*lines, *remarks.values()]
 
 
@@ -351,25 +351,29 @@ def gather(
                 reason="it did not end" if reason is None else str(reason),
             )
         )
-    swept = {(sweep.task, sweep.method) for sweep in sweeps}
     lost = grouped(((failure.task, failure.method), failure.seed) for failure in failures)
-    return Comparison(
-        tables=[
+    tables = []
+    for task, by_method in runs.items():
+        swept = {sweep.method for sweep in sweeps if sweep.task == task}
+        tables.append(
             table(
                 by_method,
-                metric := grid.metrics[task],
+                grid.metrics[task],
                 grid.reference,
                 task=task,
-                higher_is_better=grid.pairs[task, next(iter(by_method))].task.metrics[metric],
+                higher_is_better=grid.pairs[task, next(iter(by_method))].task.metrics[
+                    grid.metrics[task]
+                ],
                 failed={method: lost.get((task, method), []) for method in by_method},
                 notes={
                     method: [ALIKE] * alike.get((task, method), False)
-                    + ["not swept"] * bool(swept and (task, method) not in swept)
+                    + ["not swept"] * bool(sweeps and method not in swept)
                     for method in by_method
                 },
             )
-            for task, by_method in runs.items()
-        ],
+        )
+    return Comparison(
+        tables=tables,
         failures=failures,
         sweeps=[sweep.as_dict() for sweep in sweeps],
         execution={

@@ -255,7 +255,6 @@ class Grid:
         """Return the configuration of a pair with dotted fields of the method set to ``values``."""
         base = self.pairs[task, method]
         entry = next(entry for entry in self.methods if entry.label == method)
-        built = structure(
-            entry.at(task, values), Method, self.registry, (traits_of(base.task) or frozenset())
-        )
+        traits = traits_of(base.task) or frozenset()
+        built = structure(entry.at(task, values), Method, self.registry, traits)
         return evolve(base, method=built, method_name=entry.name)

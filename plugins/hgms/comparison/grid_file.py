@@ -538,10 +538,9 @@ class _Loader:
     def reference(self, methods: Sequence[Entry], label: str | None) -> str:
         labels = [method.label for method in methods]
         if label is not None and label not in labels:
+            place = self.place("reference")
             self.errors.append(
-                unknown_name(
-                    "method", str(label), labels, self.place("reference"), label="reference method"
-                )
+                unknown_name("method", str(label), labels, place, label="reference method")
             )
         defaults = [method.label for method in methods if method.name in DEFAULT_REFERENCES]
         return label or next(iter([*defaults, *labels]), "")
@@ -628,12 +627,12 @@ class _Loader:
                     "wrong-type",
                     f"{show(table)} must be a table of fields",
                 )
-                require(
-                    not ("name" in table or (label in by_label and by_label[label].component)),
-                    "not-supported",
-                    "a sweep requires a method as a table, and does not vary its name",
-                    hint="add one [[method]] table per name",
-                )
+                if "name" in table or (label in by_label and by_label[label].component):
+                    raise ConfigError(
+                        "not-supported",
+                        "a sweep requires a method as a table, and does not vary its name",
+                        hint="add one [[method]] table per name",
+                    )
                 if label in by_label:
                     self.check_space(sweep, by_label[label], space.parse(table), tasks)
             except ConfigError as error:

@@ -87,13 +87,13 @@ def run_grid(
         finished.update(done)
         waiting = [cell for cell, state in states if state in wanted]
         runs = runs_of(waiting, executions, files, here=isinstance(executor, Here))
-        results, _ = run_together(
-            runs, executor, bars=progress, say=(to_stderr if progress else ignore), look=False
-        )
+        echo = to_stderr if progress else ignore
+        results, _ = run_together(runs, executor, bars=progress, say=echo, look=False)
         endings.update({ending.cell.path: ending for ending in results.values()})
 
     with distinct_warnings():
-        cells = grid.cells(sweeps.carry_out(planned, carry_out))
+        chosen = sweeps.carry_out(planned, carry_out)
+        cells = grid.cells(chosen)
         carry_out(cells)
     return gather(grid, cells, planned, endings, finished)
 

@@ -62,12 +62,12 @@ class Range:
             f"low={self.low} must be less than high={self.high}",
             place=("low",),
         )
-        require(
-            not (self.log and self.low <= 0),
-            "out-of-range",
-            f"low={self.low} must be greater than 0 in a logarithmic range",
-            place=("low",),
-        )
+        if self.log and self.low <= 0:
+            raise ConfigError(
+                "out-of-range",
+                f"low={self.low} must be greater than 0 in a logarithmic range",
+                place=("low",),
+            )
 
     @property
     def whole(self) -> bool:

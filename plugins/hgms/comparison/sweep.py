@@ -95,9 +95,8 @@ class Sweep:
         """Add the next trial and return its runs."""
         values = self.own
         if self.trials:
-            values = draw_values(
-                self.space, self.trials, Key(self.settings.seed).fold("sweep").fold(self.method)
-            )
+            key = Key(self.settings.seed).fold("sweep").fold(self.method)
+            values = draw_values(self.space, self.trials, key)
         self.trials.append(Trial(number=len(self.trials), values=values))
         return self.cells(self.trials[-1])
 

@@ -22,13 +22,11 @@ def validation_shares(instance: object, attribute: Any, value: tuple[float, ...]
     """The share of the validation rows of each role (:func:`hgms_core.roles`)."""
     disjoint = len(value) == 3 and min(value) > 0 and math.isclose(sum(value), 1)
     if not disjoint and value != (1, 1, 1):
-        reject(
-            "wrong-value",
-            attribute,
-            value,
+        requirement = (
             f"three positive shares ({', '.join(ROLES)}) that sum to 1, or (1, 1, 1) to share all "
-            "rows",
+            "rows"
         )
+        reject("wrong-value", attribute, value, requirement)
 
 
 def check_memory(what: str, *shape: int, bytes_each: int = 8) -> None:

@@ -80,7 +80,8 @@ class Budget:
                 text if isinstance(text, Budget) else self.parse(text),
                 filter=lambda _, limit: limit,
             )
-        self.__attrs_init__(**{name: plain_number(limit) for name, limit in limits.items()})
+        numbers = {name: plain_number(limit) for name, limit in limits.items()}
+        self.__attrs_init__(**numbers)
 
     def __attrs_post_init__(self) -> None:
         limits = [name for name, value in attrs.asdict(self).items() if value is not None]

@@ -310,10 +310,10 @@ class _Reader:
                 f"expected one of {names}, or a table with such a name, got {show(value)}",
             )
         name = table["name"]
-        require_known("name", name, parts, () if isinstance(value, str) else ("name",))
-        return self.table(
-            {key: item for key, item in table.items() if key != "name"}, parts[name], wrappers
-        )
+        place = () if isinstance(value, str) else ("name",)
+        require_known("name", name, parts, place)
+        rest = {key: item for key, item in table.items() if key != "name"}
+        return self.table(rest, parts[name], wrappers)
 
     def sequence(self, value: object, hint: Any) -> Any:
         origin = typing.get_origin(hint)
@@ -405,9 +405,8 @@ def _complaint(attribute: attrs.Attribute[Any], value: object) -> HgmsError | No
     is_own = attribute.converter is not None and not isinstance(attribute.converter, Checked)
     if check is None or is_own:
         return None
-    return complaint(
-        lambda value: check(None, attribute, value), value, (attribute.alias or attribute.name)
-    )
+    name = attribute.alias or attribute.name
+    return complaint(lambda value: check(None, attribute, value), value, name)
 
 
 def _required_fields(hint: Any) -> str:

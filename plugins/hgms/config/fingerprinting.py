@@ -313,9 +313,8 @@ def _defines(node: _Definition, code: types.CodeType) -> bool:
 
 def _names_of(code: types.CodeType) -> set[str]:
     """Return the names of variables that a function and its inner functions do not define."""
-    return {*code.co_names}.union(
-        *map(_names_of, [part for part in code.co_consts if isinstance(part, types.CodeType)])
-    )
+    inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return {*code.co_names}.union(*map(_names_of, inner))
 
 
 def source_digests(module: str) -> dict[str, str]:

@@ -137,9 +137,8 @@ def kinds_of(target: type) -> list[Kind]:
 
 def available(registry: Registry, kind: Kind) -> str:
     """Return the hint for a missing name."""
-    hint = unknown_name(
-        kind.label, "", [component.name for component in registry.components(kind.name)]
-    ).hint
+    names = [component.name for component in registry.components(kind.name)]
+    hint = unknown_name(kind.label, "", names).hint
     return f"{hint}\nrun `hgms list {kind.name}` for their descriptions"
 
 

@@ -207,7 +207,8 @@ def merge_setting(
         check(value, "value")
         set_value(table, path, value)
     except (ConfigError, CheckpointError) as error:
-        raise ConfigError(**{**error.as_dict(), "place": (option,)}) from None
+        parts = {**error.as_dict(), "place": (option,)}
+        raise ConfigError(**parts) from None
     return path
 
 
@@ -367,12 +368,11 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     >>> flatten({"solver": {"name": "cg"}, "lr": 0.1})
     {'solver.name': 'cg', 'lr': 0.1}
     """
-    return {
-        place: item
-        for key, value in table.items()
-        for place, item in (
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= (
             flatten(value, f"{prefix}{key}.")
             if isinstance(value, Mapping)
             else {f"{prefix}{key}": value}
-        ).items()
-    }
+        )
+    return flat

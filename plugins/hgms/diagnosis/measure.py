@@ -13,7 +13,6 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from hgms.config import require
 from hgms.diagnosis.capture import Seen, capture, pipeline_of
 from hgms.diagnosis.choice import choice
 from hgms.diagnosis.float64 import in_double, to_double
@@ -23,6 +22,7 @@ from hgms.facts import innermost_generator, settings_of
 from hgms_core import (
     Batch,
     Branch,
+    ConfigError,
     Cost,
     HgmsError,
     Key,
@@ -141,15 +141,8 @@ def _of_step(measured: Measured, seen: Seen, key: Key) -> None:
         }
     settings = settings_of(seen.pipeline.hypergradient)
     ridge = settings_of(settings.get("solver")).get("ridge")
-    _of_point(
-        measured,
-        seen.problem,
-        seen.theta,
-        seen.branch.x,
-        key,
-        ridge,
-        settings.get("strategy", "vjp"),
-    )
+    strategy = settings.get("strategy", "vjp")
+    _of_point(measured, seen.problem, seen.theta, seen.branch.x, key, ridge, strategy)
     temperature = settings_of(seen.pipeline.generator).get("temperature")
     if isinstance(temperature, float) and "normal_inverses" in measured.row:
         measured.row["tube"] = math.sqrt(temperature * measured.row["normal_inverses"])
@@ -216,13 +209,12 @@ def _double(measured: Measured, seen: Seen, h: Tensor) -> dict[str, Any]:
         branch = candidates.branch(seen.selection.index)
         away = flat(branch.x) - flat(seen.branch.x)
         measured.cost += candidates.cost
-        require(
-            not torch.linalg.vector_norm(away)
-            > 0.1 * torch.linalg.vector_norm(flat(seen.branch.x)),
-            "not-supported",
-            "in float64 the branch ends at another point, because its random numbers depend on "
-            "the dtype",
-        )
+        if torch.linalg.vector_norm(away) > 0.1 * torch.linalg.vector_norm(flat(seen.branch.x)):
+            raise ConfigError(
+                "not-supported",
+                "in float64 the branch ends at another point, because its random numbers depend on "
+                "the dtype",
+            )
         estimate = estimator.estimate(
             problem, theta, *branch.as_candidates(), seen.estimating, memory
         )[0]

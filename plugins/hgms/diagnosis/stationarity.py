@@ -59,7 +59,8 @@ def cosine_and_ratio(a: Tensor, b: Tensor) -> tuple[float | None, float | None]:
     sizes = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
     if not all(0 < size < math.inf for size in sizes):
         return None, None
-    return max(-1.0, min(1.0, float((a / sizes[0]) @ (b / sizes[1])))), sizes[0] / sizes[1]
+    cosine = float((a / sizes[0]) @ (b / sizes[1]))
+    return max(-1.0, min(1.0, cosine)), sizes[0] / sizes[1]
 
 
 def bias(
@@ -96,6 +97,5 @@ def bias(
         "bias": float(torch.linalg.vector_norm(here - there)) / size if size else None,
         "bias_cosine": cosine_and_ratio(here, there)[0],
     }
-    return row, before.cost + after.cost + Cost(
-        products=step.products, rows=step.products * rows[1]
-    )
+    steps = Cost(products=step.products, rows=step.products * rows[1])
+    return row, before.cost + after.cost + steps

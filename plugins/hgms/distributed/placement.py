@@ -58,9 +58,8 @@ class PlacedGenerator:
         generator = find(self.generator, ProposesSome)
         if generator is None or dist.get_world_size(self.mesh.branches) == 1:
             return self.generator.propose(problem, theta, start, key, progress)
-        some = generator.propose_some(
-            problem, theta, start, key, progress, self.mesh.members(generator.count)
-        )
+        members = self.mesh.members(generator.count)
+        some = generator.propose_some(problem, theta, start, key, progress, members)
         x, aux = (self.mesh.gather(tree, generator.count) for tree in (some.x, some.aux))
         return attrs.evolve(
             some,

@@ -40,10 +40,8 @@ class Needs:
     def of_run(cls, settings: RunSettings) -> Needs:
         """Return the resources of a run: its threads, or a GPU, for each of its ranks."""
         cpus = settings.threads or 1
-        return cls(
-            cpus=settings.ranks * cpus,
-            gpus=settings.ranks * int(settings.device.startswith("cuda")),
-        )
+        gpus = int(settings.device.startswith("cuda"))
+        return cls(cpus=settings.ranks * cpus, gpus=settings.ranks * gpus)
 
 
 @frozen(kw_only=True, eq=False)

@@ -28,15 +28,8 @@ def executor_classes(host: Host) -> dict[str, type[Any]]:
         for cls in returned:
             lacking = [name for name in ("name", "carry_out", "close") if not hasattr(cls, name)]
             if lacking:
-                host.blame(
-                    info,
-                    PluginError(
-                        "wrong-plugin",
-                        f"{cls!r} is not an executor: it lacks {', '.join(lacking)}",
-                        place=(HOOK,),
-                    ),
-                    part=True,
-                )
+                message = f"{cls!r} is not an executor: it lacks {', '.join(lacking)}"
+                host.blame(info, PluginError("wrong-plugin", message, place=(HOOK,)), part=True)
             else:
                 classes.setdefault(cls.name, cls)
     return classes

@@ -84,25 +84,19 @@ def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[s
     except ConfigError as error:
         return {"rejected": pack_error(error)}
     except OSError as error:
-        return {
-            "rejected": pack_error(
-                ConfigError(
-                    "missing-file",
-                    f"the machine {platform.node()} cannot open this folder: {error.strerror}",
-                    place=(message["folder"],),
-                    hint="use a folder on a disk that all machines share",
-                )
-            )
-        }
+        missing = ConfigError(
+            "missing-file",
+            f"the machine {platform.node()} cannot open this folder: {error.strerror}",
+            place=(message["folder"],),
+            hint="use a folder on a disk that all machines share",
+        )
+        return {"rejected": pack_error(missing)}
     os.environ.update(message["environment"])  # locations of data and caches, and trust settings
     torch.set_num_threads(message["cpus"])
     try:
         with stoppable():
-            return {
-                "outcome": dict(
-                    function_of(message["function"])(message["arguments"], lambda **_: None)
-                )
-            }
+            outcome = function_of(message["function"])(message["arguments"], lambda **_: None)
+            return {"outcome": dict(outcome)}
     except Exception as error:
         return {"error": pack_error(as_error(error))}
 

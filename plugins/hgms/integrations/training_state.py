@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils._pytree import tree_map
+from torch import Tensor, nn
 
 from hgms_core import ConfigError
 
@@ -70,8 +69,12 @@ def move_batch(batch: Any, device: torch.device) -> Any:
     Tensors and objects with a method ``to`` are converted, also inside dictionaries, lists and
     tuples.
     """
-
-    def moves(item: Any) -> bool:
-        return callable(getattr(item, "to", None))
-
-    return tree_map(lambda item: item.to(device) if moves(item) else item, batch, is_leaf=moves)
+    if isinstance(batch, Tensor) or callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: move_batch(item, device) for key, item in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_batch(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move_batch(item, device) for item in batch)
+    return batch

@@ -212,13 +212,8 @@ class Host:
                     error=text,
                     traceback="".join(traceback.format_exception(error)),
                 )
-                LOG.warning(
-                    "plugin %r (%s): %s; %s",
-                    info.name,
-                    info.owner,
-                    text,
-                    "its observers are not called again, the run continues",
-                )
+                rest = "its observers are not called again, the run continues"
+                LOG.warning("plugin %r (%s): %s; %s", info.name, info.owner, text, rest)
 
     def blame(self, info: PluginInfo, error: BaseException, *, part: bool = False) -> None:
         """Handle a failure of a plugin, or of a ``part`` of a plugin.
@@ -331,23 +326,21 @@ class Host:
         for name in dir(plugin):
             options = self._manager.parse_hookimpl_opts(plugin, name)
             if options is None:
-                require(
-                    not (name in known and callable(getattr(plugin, name))),
-                    "unmarked-hook",
-                    f"the function {name} is not marked as a hook",
-                    hint="add @hookimpl",
-                    place=(name,),
-                    error=PluginError,
-                )
+                if name in known and callable(getattr(plugin, name)):
+                    raise PluginError(
+                        "unmarked-hook",
+                        f"the function {name} is not marked as a hook",
+                        place=(name,),
+                        hint="add @hookimpl",
+                    )
                 continue
-            require(
-                not (options.get("wrapper") or options.get("hookwrapper")),
-                "not-supported",
-                f"{name} is a hook wrapper, which is not supported",
-                hint="use a plain hook function",
-                place=(name,),
-                error=PluginError,
-            )
+            if options.get("wrapper") or options.get("hookwrapper"):
+                raise PluginError(
+                    "not-supported",
+                    f"{name} is a hook wrapper, which is not supported",
+                    place=(name,),
+                    hint="use a plain hook function",
+                )
             hook = options.get("specname") or name
             if hook not in known:
                 raise _as_plugin_error(unknown_name("hook", hook, known, (name,)))
@@ -370,9 +363,8 @@ class Host:
         try:
             self._manager.register(plugin, name=info.name)
         except pluggy.PluginValidationError as error:
-            raise PluginError(
-                "wrong-signature", " ".join(str(error).split()), place=(info.name,)
-            ) from error
+            text = " ".join(str(error).split())
+            raise PluginError("wrong-signature", text, place=(info.name,)) from error
         self.infos[info.name] = attrs.evolve(info, hooks=tuple(hooks))
 
 
@@ -450,7 +442,8 @@ def _failure(
         message = f"{what}: {error.message}"
         if isinstance(error, ErrorGroup):
             return of(error.code, message, hint="\n".join(error.lines()[1:]), install=install)
-        return of(**{**error.as_dict(), "message": message, "install": install or error.install})
+        parts = error.as_dict()
+        return of(**{**parts, "message": message, "install": install or error.install})
     return of(
         "missing-package" if install else "plugin-failed",
         f"{what} failed to load: {describe(error)}",

@@ -239,7 +239,8 @@ class Registry:
         - If a plugin that the user named (a file) registers an existing name, the error is raised
           immediately.
         """
-        other = self._components[component.kind.name].setdefault(component.name, component)
+        known = self._components[component.kind.name]
+        other = known.setdefault(component.name, component)
         if other is component:
             return
         error = _clash(other, component)

@@ -105,8 +105,10 @@ def settings() -> Settings:
 
 
 def _set_variable(name: str, old: str | None) -> None:
-    os.environ.pop(name, None)
-    os.environ |= {} if old is None else {name: old}
+    if old is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = old
 
 
 def _folder() -> str | None:

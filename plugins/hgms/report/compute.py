@@ -116,16 +116,11 @@ def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, l
         if len(budgets) == 1 and len(versions) == 1:
             groups[name] = name, group
             continue
-        parts = grouped(
-            (
-                ", ".join(
-                    [f"budget {run.budget}"] * (len(budgets) > 1)
-                    + [f"version {run.task_version or 'not recorded'}"] * (len(versions) > 1)
-                ),
-                run,
-            )
-            for run in group
-        )
+        parts: dict[str, list[StoredRun]] = {}
+        for run in group:
+            budget = [f"budget {run.budget}"] if len(budgets) > 1 else []
+            version = [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
+            parts.setdefault(", ".join(budget + version), []).append(run)
         for differing, part in sorted(parts.items()):
             groups[f"{name}, {differing}"] = name, part
             methods = ", ".join(sorted({run.label for run in part}))
@@ -200,7 +195,8 @@ def _metric(
     names = [name for name in names if any(name in run.metrics for run in runs)]
     if not names:
         return _LOSS, {_LOSS: False}, [_LOSS]
-    return next((name for name in metrics if name in names), names[0]), directions, names
+    main = next((name for name in metrics if name in names), names[0])
+    return main, directions, names
 
 
 def _read(

@@ -226,17 +226,10 @@ def _mixture(label: str, mixed: Mixture, axis: str, colours: Mapping[str, int]) 
         }
         for name, colour, values in areas(mixed, colours)
     ]
-    drawn = figure(
-        f"Mixture over time: {label}",
-        (
-            "weights of the sources, stacked"
-            + (": mean over seeds" if len(mixed.finals) > 1 else "")
-        ),
-        traces,
-        AXES[axis],
-        "weight",
-        range=[0, 1],
+    text = "weights of the sources, stacked" + (
+        ": mean over seeds" if len(mixed.finals) > 1 else ""
     )
+    drawn = figure(f"Mixture over time: {label}", text, traces, AXES[axis], "weight", range=[0, 1])
     drawn["spec"]["layout"] |= {"showlegend": True, "legend": {**_BELOW, "traceorder": "normal"}}
     return drawn
 
@@ -258,7 +251,8 @@ def span(curves: Mapping[str, Curve], *, share: bool = False) -> list[float] | N
     first = np.array([curve.y[np.isfinite(curve.y)][0] for curve in lines])
     if not means.size:
         means = first
-    means = np.concatenate([means, first[np.abs(first) / 5 <= np.abs(means).max()]])
+    near = np.abs(first) / 5 <= np.abs(means).max()
+    means = np.concatenate([means, first[near]])
     low = float(means.min())
     high = float(means.max())
     room = (high - low) or abs(high) or 1.0

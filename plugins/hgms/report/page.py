@@ -144,19 +144,22 @@ def _by_environment(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], lis
 def _environments(study: Study) -> list[dict[str, Any]]:
     groups = _by_environment(study.runs)
     differing = difference([table for table, _ in groups])
-    return [
-        {
-            "runs": len(runs),
-            "paths": [str(run.path) for run in runs],
-            "rows": [
-                (key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing)
-                for key in dict.fromkeys([*differing, *rows])
-            ],
-            "empty": not rows,
-        }
-        for table, runs in groups
-        for rows in [flatten(table)]
-    ]
+    environments = []
+    for table, runs in groups:
+        rows = flatten(table)
+        keys = [*differing, *(key for key in rows if key not in differing)]
+        environments.append(
+            {
+                "runs": len(runs),
+                "paths": [str(run.path) for run in runs],
+                "rows": [
+                    (key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing)
+                    for key in keys
+                ],
+                "empty": not rows,
+            }
+        )
+    return environments
 
 
 def _value(value: Any) -> str:

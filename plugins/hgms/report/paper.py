@@ -155,9 +155,8 @@ def plain(name: str) -> str:
 
 def new_figure(width: float, height: float) -> Figure:
     """Create a figure of this size in inches. Raises MissingExtra without matplotlib."""
-    return optional_module("matplotlib.figure", "the picture", "plot").Figure(
-        figsize=(width, height), layout="constrained"
-    )
+    module = optional_module("matplotlib.figure", "the picture", "plot")
+    return module.Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -20,7 +20,8 @@ from hgms.results import Forest, Interval, Row, Skipped, StoredRun, Table, is_sh
 
 def axis_of(budget: str) -> str:
     """Return the column of the unit of a budget."""
-    return {"outer_steps": "step"}.get(unit := Budget.parse(budget).limit[0], unit)
+    limits = Budget.parse(budget)
+    return "seconds" if limits.seconds else "step" if limits.outer_steps else "oracle_calls"
 
 
 @frozen(kw_only=True)

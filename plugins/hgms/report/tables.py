@@ -293,24 +293,26 @@ def uncertainty(section: Section) -> Table:
 
     It contains the methods that learn weights and have at least two seeds.
     """
+    rows = []
     words = {1: "more of it", -1: "less of it", 0: "cannot be told"}
-    rows = [
-        [
-            text(label),
-            text(effect.source),
-            Cell(f"{effect.null:.3f}", effect.null),
-            Cell(
-                f"{effect.value:.3f}"
-                + ("" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]"),
-                effect.value,
-            ),
-            amount(effect.p),
-            text(words[effect.sign]),
-        ]
-        for label, mixed in section.mixtures.items()
-        if len(mixed.finals) > 1 and mixed.moves
-        for effect in mixed.uncertainty.effects
-    ]
+    for label, mixed in section.mixtures.items():
+        if len(mixed.finals) < 2 or not mixed.moves:
+            continue
+        for effect in mixed.uncertainty.effects:
+            shown = f"{effect.value:.3f}" + (
+                "" if math.isnan(effect.low) else f" [{effect.low:.3f}, {effect.high:.3f}]"
+            )
+            said = text(words[effect.sign])
+            rows.append(
+                [
+                    text(label),
+                    text(effect.source),
+                    Cell(f"{effect.null:.3f}", effect.null),
+                    Cell(shown, effect.value),
+                    amount(effect.p),
+                    said,
+                ]
+            )
     return Table(
         title="Uncertainty of the mixture over seeds",
         columns=["method", "source", "start", "weight", "p", "over seeds"],
@@ -431,14 +433,11 @@ def settings(section: Section) -> Table:
 
 def overview(study: Study) -> Table:
     """Build the table of the main metric by method and task, sorted by the mean position."""
-    places = grouped(
-        (row.method, place)
-        for section in study.sections
-        if not section.compared.unjudged
-        for place, row in enumerate(
-            sorted((entry.row for entry in section.entries), key=section.compared.rank)
-        )
-    )
+    places: dict[str, list[int]] = {}
+    for section in study.sections:
+        ranked = sorted(section.entries, key=lambda entry: section.compared.rank(entry.row))
+        for place, entry in enumerate(() if section.compared.unjudged else ranked):
+            places.setdefault(entry.label, []).append(place)
     rows = []
     mean_place = {
         label: 1 + sum(places[label]) / len(places[label]) if label in places else math.inf

@@ -344,6 +344,5 @@ def _check_config(run: StoredRun) -> None:
         _ = run.budget
     except ConfigError as error:
         [cause, *_] = error.errors
-        raise CheckpointError(
-            cause.code, shorten(cause.message), place=("config.toml", "budget", *cause.place)
-        ) from None
+        place = ("config.toml", "budget", *cause.place)
+        raise CheckpointError(cause.code, shorten(cause.message), place=place) from None

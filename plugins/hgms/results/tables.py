@@ -347,10 +347,8 @@ class Table:
 
     def as_dict(self) -> dict[str, Any]:
         names = ("task", "metric", "higher_is_better", "reference", "winner", "floor")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "methods": [row.as_dict() for row in self.rows],
-        }
+        table = {name: getattr(self, name) for name in names}
+        return {**table, "methods": [row.as_dict() for row in self.rows]}
 
     @property
     def columns(self) -> list[dict[str, str]]:
@@ -524,7 +522,8 @@ def table(
     methods = [label for label in rivals if not roles[label]]
     judged_at_all = higher_is_better is not None
     winner = _winner(pairs, methods, rivals, whole, higher) if judged_at_all else None
-    floor = _best(values, [label for label in rivals if roles[label] and judged_at_all], higher)
+    floors = [label for label in rivals if roles[label] and judged_at_all]
+    floor = _best(values, floors, higher)
     named = [
         [label for label, group in points.items() if group and group[0].method == name]
         for name in SCALE

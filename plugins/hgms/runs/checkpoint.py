@@ -101,8 +101,10 @@ def state_of(data: bytes, path: Path, device: torch.device | str = "cpu") -> Sta
     """
     try:
         tensors = safetensors.torch.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        state: State = unpack(json.loads(header["__metadata__"]["state"]), tensors, device)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        structure = json.loads(header["__metadata__"]["state"])
+        state: State = unpack(structure, tensors, device)
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise damaged_file(path, f"it does not contain a state: {describe_error(error)}") from None
     return state

@@ -168,12 +168,8 @@ class Compilation:
         measured = {"eager": eager, "compiled": compiled}
         if compiled <= eager:
             return evolve(self, measured=measured)
-        return evolve(
-            self,
-            wanted=False,
-            reason=f"a compiled step takes {compiled:.2g} s, an eager step {eager:.2g} s",
-            measured=measured,
-        )
+        reason = f"a compiled step takes {compiled:.2g} s, an eager step {eager:.2g} s"
+        return evolve(self, wanted=False, reason=reason, measured=measured)
 
     def with_those_of(self, programs: Programs) -> Compilation:
         """Return this compilation with the functions that were compiled since."""

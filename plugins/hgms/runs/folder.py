@@ -229,9 +229,8 @@ class RunFolder:
 
     def note(self, key: str, value: Any) -> None:
         """Set an entry of ``env.json``; other entries stay unchanged."""
-        self.artifact.write(
-            ENVIRONMENT, store.as_json({**self.read_environment(), key: value}, indent=2)
-        )
+        table = {**self.read_environment(), key: value}
+        self.artifact.write(ENVIRONMENT, store.as_json(table, indent=2))
 
     def append(self, record: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
         """Append the lines of one outer step.

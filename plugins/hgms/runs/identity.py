@@ -32,7 +32,8 @@ def config_key(config: Mapping[str, Any]) -> str:
     >>> config_key({"seed": 0}) == config_key({"seed": 1})
     False
     """
-    return digest(json.dumps(comparable_settings(config), sort_keys=True, default=str))
+    text = json.dumps(comparable_settings(config), sort_keys=True, default=str)
+    return digest(text)
 
 
 def text_key(text: str) -> str:

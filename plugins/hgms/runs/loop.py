@@ -207,7 +207,8 @@ class Run:
             self.clock.seconds = recorder.begin(config, table)
             calls = int(recorder.rows[-1].get("oracle_calls") or 0) if recorder.rows else 0
             losses = (row["upper_loss"] for row in recorder.rows if row.get("upper_loss"))
-            self.position = attrs.evolve(self.position, calls=calls, first_loss=next(losses, 0.0))
+            first = next(losses, 0.0)
+            self.position = attrs.evolve(self.position, calls=calls, first_loss=first)
         if loaded is None:
             self.position = attrs.evolve(
                 self.stepper.begin(self.info.seed), calls=self.position.calls
@@ -274,18 +275,16 @@ class Run:
 
     def record(self, row: Record, **durations: float) -> None:
         """Record the row of a step, and show it to the observers."""
-        self.recorder.record(
-            row,
-            {"seconds": self.clock.seconds, "compile_seconds": self.compiler.seconds},
-            **durations,
-        )
+        timing = {"seconds": self.clock.seconds, "compile_seconds": self.compiler.seconds}
+        self.recorder.record(row, timing, **durations)
         self.observers.see(self.info, self.recorder.rows[-1], self.share)
 
     def warn_of_still_leaves(self) -> None:
         """Log a warning once for each leaf of θ without a gradient for some steps."""
         if self.plan.role:  # a reference does not learn θ
             return
-        since = still_leaves(self.recorder.rows[-STILL:], list(self.stepper.problem.theta0))
+        leaves = list(self.stepper.problem.theta0)
+        since = still_leaves(self.recorder.rows[-STILL:], leaves)
         if new := {name: step for name, step in since.items() if name not in self.still}:
             self.still |= set(new)
             LOG.warning("%s", still_note(new))

@@ -76,7 +76,8 @@ class Progress:
             self.show(title, share, _numbers(record))
         elif self.enabled and time.monotonic() - self._logged >= LOG_SECONDS:
             self._logged = time.monotonic()
-            click.echo(printable(f"{title}: {100 * share:.0f} % · {_numbers(record)}"), err=True)
+            line = f"{title}: {100 * share:.0f} % · {_numbers(record)}"
+            click.echo(printable(line), err=True)
 
     def show(self, title: object, completed: float, numbers: str = "", total: float = 1.0) -> None:
         """Update the bar of a title, or add it."""

@@ -80,13 +80,8 @@ def on_ranks(
     if launcher_rank() is None:
         threads = settings.threads or max(1, before // count)
         torch.set_num_threads(threads)
-        ranks = start(
-            count,
-            device,
-            "hgms.runs.follower",
-            {"config": config.as_dict(), "plugins": plugins},
-            threads,
-        )
+        arguments = {"config": config.as_dict(), "plugins": plugins}
+        ranks = start(count, device, "hgms.runs.follower", arguments, threads)
     else:
         rank = ensure_launched(count)
         ranks = Ranks(rank, count)
@@ -122,7 +117,8 @@ def follow_config(config: RunConfig, device: torch.device, ranks: Ranks) -> None
     def make() -> Problem:
         return config.task.problem(config.seed, device, getattr(torch, config.run.dtype))
 
-    with matrix_route("exact" if config.run.matmul == "auto" else config.run.matmul, device):
+    route = config.run.matmul if config.run.matmul != "auto" else "exact"
+    with matrix_route(route, device):
         follow(place_parts(config.method, ranks.count, device, is_sharded(config)), make, ranks)
 
 

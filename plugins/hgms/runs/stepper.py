@@ -12,7 +12,6 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.config import require
 from hgms.runs.advice import check_growth, check_numbers
 from hgms_core import ConfigError, Method, Outcome, Problem, Record, Sources, State, Tree, norm
 from hgms_core.capabilities import Finishes, find
@@ -70,14 +69,14 @@ class Stepper:
 
     def check_budget(self, position: Position) -> None:
         """Raise ConfigError if the budget counts oracle calls but recent steps made no calls."""
-        require(
-            not (self.in_calls and position.idle >= IDLE_STEPS),
-            "budget-cannot-end",
-            f"the method recorded 0 oracle calls in {IDLE_STEPS:,} steps, up to step "
-            f"{position.step}, so a budget in calls cannot end",
-            hint="use steps or seconds, or record oracle_calls in each step",
-            place=("budget",),
-        )
+        if self.in_calls and position.idle >= IDLE_STEPS:
+            raise ConfigError(
+                "budget-cannot-end",
+                f"the method recorded 0 oracle calls in {IDLE_STEPS:,} steps, up to step "
+                f"{position.step}, so a budget in calls cannot end",
+                place=("budget",),
+                hint="use steps or seconds, or record oracle_calls in each step",
+            )
 
     def read(
         self, position: Position, outcome: Any, counted: Mapping[str, int]
@@ -87,14 +86,14 @@ class Stepper:
         ``counted`` are the counters of the problem before the step.
         """
         state, raw = pair_of("step", "(state, record)", outcome)
-        require(
-            not (self.in_calls and "oracle_calls" not in raw),
-            "wrong-result",
-            f"the records of method {self.name!r} have no oracle_calls, which a budget "
-            "in calls requires",
-            hint="record the calls of all steps so far, or use a budget in steps or seconds",
-            place=("method", "step", "oracle_calls"),
-        )
+        if self.in_calls and "oracle_calls" not in raw:
+            raise ConfigError(
+                "wrong-result",
+                f"the records of method {self.name!r} have no oracle_calls, which a budget "
+                "in calls requires",
+                place=("method", "step", "oracle_calls"),
+                hint="record the calls of all steps so far, or use a budget in steps or seconds",
+            )
         counters = self.counters()
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in counters.items()}
         theta, x = self.result(state, position.step)
@@ -116,7 +115,8 @@ class Stepper:
         calls = int(record.get("oracle_calls", position.calls))
         idle = position.idle + 1 if calls <= position.calls else 0
         first = first or record.get("upper_loss") or 0.0
-        return Position(state=state, step=number, calls=calls, idle=idle, first_loss=first), record
+        after = Position(state=state, step=number, calls=calls, idle=idle, first_loss=first)
+        return after, record
 
     @functools.cached_property
     def _start_norm(self) -> float:

@@ -92,13 +92,9 @@ def capability_faults(cls: type, kind: Kind) -> list[ConfigError]:
             faults.append(ConfigError("missing-member", message, place=("capabilities",)))
         if capability not in capabilities_of(cls) and members and not missing:
             message = f"it has {' and '.join(members)}, but does not declare {name}"
+            hint = f"capabilities = frozenset({{{name}}}), of hgms_core.capabilities"
             faults.append(
-                ConfigError(
-                    "undeclared-capability",
-                    message,
-                    place=("capabilities",),
-                    hint=f"capabilities = frozenset({{{name}}}), of hgms_core.capabilities",
-                )
+                ConfigError("undeclared-capability", message, place=("capabilities",), hint=hint)
             )
     return faults
 

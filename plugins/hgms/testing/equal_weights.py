@@ -134,13 +134,9 @@ def _sides(up: float, down: float, what: str) -> dict[str, Departure]:
     """Return the departures of runs that started with one side heavier (``up``) and the other
     (``down``).
     """
+    says = f"{what} that is heavier gets heavier, though both hold the same rows"
     return {
-        "away": Departure(
-            (up - down) / 2,
-            (up, down),
-            f"{what} that is heavier gets heavier, though both hold the same rows",
-            one_sided=True,
-        ),
+        "away": Departure((up - down) / 2, (up, down), says, one_sided=True),
         "name": Departure(
             (up + down) / 2,
             (up, down),

@@ -136,7 +136,8 @@ class _Level:
     def value(self, theta: Tree, start: Tensor) -> float:
         """Return F(θ); the lower level is solved from ``start``."""
         x = self.spec.unravel(self.solution(theta, start))
-        return float(self.problem.f(theta, x, self.problem.upper_data["differentiate"].batch(None)))
+        batch = self.problem.upper_data["differentiate"].batch(None)
+        return float(self.problem.f(theta, x, batch))
 
     def hypergradient(self, theta: Tree, x: Tensor) -> tuple[Tree, int]:
         """Return h and the number of flat directions.
@@ -173,7 +174,8 @@ class _Level:
                 f"slope along them ({along:.0e} of ‖∇_x f‖): the formula holds at the best one "
                 "only, which is not known. A penalty in g makes it unique"
             )
-        mixed = cross_product(lambda t, y: problem.g(t, y, below), theta, at, self.spec.unravel(v))
+        v_tree = self.spec.unravel(v)
+        mixed = cross_product(lambda t, y: problem.g(t, y, below), theta, at, v_tree)
         return {name: direct[name] - mixed[name] for name in direct}, flat
 
 

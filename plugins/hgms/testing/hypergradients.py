@@ -198,19 +198,15 @@ def check_oracle_counts(estimator: Any) -> None:
         bool(lower) == bool(calls["g"]),
         f"g was called {calls['g']} times, {lower} calls are declared",
     )
-    demand(
-        calls["g"] <= 2 * lower,
-        (
-            f"g was called {calls['g']} times, {lower} gradients and products are declared (two a "
-            "call at most)"
-        ),
+    two = (
+        f"g was called {calls['g']} times, {lower} gradients and products are declared (two a "
+        "call at most)"
     )
+    demand(calls["g"] <= 2 * lower, two)
     demand(cost.rows >= upper, f"{cost.rows} rows in {upper + lower} calls")
     if solution is not None:
-        demand(
-            cost.products >= solution.products,
-            f"the solver made {solution.products} products, {cost.products} are declared",
-        )
+        products = f"the solver made {solution.products} products, {cost.products} are declared"
+        demand(cost.products >= solution.products, products)
 
 
 def check_state(estimator: Any) -> None:

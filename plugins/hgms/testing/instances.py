@@ -26,10 +26,8 @@ def kind_of(cls: type) -> Kind:
     kinds = kinds_of(cls)
     if kinds and not faults_of(kinds[0], cls):
         return kinds[0]
-    best = max(
-        [*kinds, *(kind for kind in KINDS.values() if kind not in kinds)],
-        key=lambda kind: match_score(kind, cls),
-    )
+    likely = [*kinds, *(kind for kind in KINDS.values() if kind not in kinds)]
+    best = max(likely, key=lambda kind: match_score(kind, cls))
     if not match_score(best, cls):
         shown = [name for name, value in vars(cls).items() if callable(value) and name[0] != "_"]
         every = [name for kind in KINDS.values() for name in kind.methods()]

@@ -37,7 +37,8 @@ def problem_for(method: Any, dtype: torch.dtype = F64, variant: int = 0) -> Prob
 
 def exercise(method: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Callable[[], Any]]:
     problem = problem_for(method, dtype, variant)
-    state, _ = method.step(problem, method.init(problem, 7 + variant), 0.0)
+    start = method.init(problem, 7 + variant)
+    state, _ = method.step(problem, start, 0.0)
     data = {
         role: data.whole
         for role, data in {"lower": problem.lower_data, **problem.upper_data}.items()
@@ -121,27 +122,21 @@ def check_roles(method: Any) -> None:
         f"{tally.on_stop} backward passes went through f on rows of the role `stop`",
     )
     if "stop-rows" not in needs(method):
-        demand_equal(
-            own,
-            others,
-            "with other rows of the role `stop`",
-            "; name the trait `stop-rows` in `needs` if that is meant",
-        )
+        why = "; name the trait `stop-rows` in `needs` if that is meant"
+        demand_equal(own, others, "with other rows of the role `stop`", why)
 
 
 def check_projection(method: Any) -> None:
     """Every θ is in Θ: after each step `project` does not change the result."""
-    ask_if("sources" not in needs(method), "its θ comes from the problem's map of weights")
+    own = "its θ comes from the problem's map of weights"
+    ask_if("sources" not in needs(method), own)
     plain = problem_for(method)
 
     def project(theta: Tree) -> Tree:
         return {name: leaf.clamp(-0.01, 0.01) for name, leaf in theta.items()}
 
-    problem = evolve(
-        plain,
-        project=project,
-        references={name: project(theta) for name, theta in plain.references.items()},
-    )
+    references = {name: project(theta) for name, theta in plain.references.items()}
+    problem = evolve(plain, project=project, references=references)
     for step, (theta, _) in enumerate(_results(method, problem), 1):
         demand_equal(
             project(theta),

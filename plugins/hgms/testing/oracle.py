@@ -158,13 +158,11 @@ def demand_honest(cost: Cost, tally: Tally) -> None:
     )
     for name, declared in (("f", upper), ("g", lower)):
         demand_close(name, tally.calls[name], tally.passes[name], int(declared))
-    demand(
-        _close(int(cost.rows), max(tally.rows, tally.returned)),
-        (
-            f"{tally.rows} rows went through calls and {tally.returned} through backward passes, "
-            f"{cost.rows} are declared"
-        ),
+    rows = (
+        f"{tally.rows} rows went through calls and {tally.returned} through backward passes, "
+        f"{cost.rows} are declared"
     )
+    demand(_close(int(cost.rows), max(tally.rows, tally.returned)), rows)
 
 
 def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
@@ -174,13 +172,11 @@ def demand_close(name: str, calls: int, passes: int, declared: int) -> None:
     product is one backward pass through an existing graph (which may also give the cross
     product), or two calls (differences).
     """
-    demand(
-        _close(declared, max(calls, passes)),
-        (
-            f"{name} was called {calls} times, with {passes} backward passes; {declared} calls "
-            "are declared"
-        ),
+    counts = (
+        f"{name} was called {calls} times, with {passes} backward passes; {declared} calls "
+        "are declared"
     )
+    demand(_close(declared, max(calls, passes)), counts)
 
 
 def _close(declared: int, done: int) -> bool:

@@ -356,9 +356,8 @@ def mixture(dtype: torch.dtype = F64, seed: int = 0) -> Problem:
     upper = [
         {"a": _cloud(corners[0], 8, first + 10 + number).to(dtype)} for number in range(len(ROLES))
     ]
-    problem = _of_sources(
-        tables, upper, _distance, {"x": numbers([0.5, 0.5], dtype)}, {"near": 0.5, "far": 0.5}
-    )
+    x0 = {"x": numbers([0.5, 0.5], dtype)}
+    problem = _of_sources(tables, upper, _distance, x0, {"near": 0.5, "far": 0.5})
     sources = problem.find(Sources)
     assert sources is not None
     weights = sources.weights

@@ -241,13 +241,19 @@ def check_nonfinite(solver: Any) -> None:
     b = normal(SIZE, seed=15)
     broken = b.index_fill(0, numbers([3], torch.int64), math.nan)
     factors = torch.stack([torch.ones_like(b), torch.full_like(b, math.nan)])
-    both = [solver.solve(Operator(h), b, None).outcome, Outcome.NONFINITE]
+    bad = [Outcome.NONFINITE]
+    second = [solver.solve(Operator(h), b, None).outcome, Outcome.NONFINITE]
     for what, matvec, rhs, wanted in (
-        ("NaN products", lambda v: v * math.nan, b, both[1:]),
-        ("infinite products", lambda v: v * math.inf, b, both[1:]),
-        ("a NaN in b", Operator(h), broken, both[1:]),
-        ("NaN products of the second system", lambda v: v @ h * factors, torch.stack([b, b]), both),
-        ("a NaN in the second b", lambda v: v @ h, torch.stack([b, broken]), both),
+        ("NaN products", lambda v: v * math.nan, b, bad),
+        ("infinite products", lambda v: v * math.inf, b, bad),
+        ("a NaN in b", Operator(h), broken, bad),
+        (
+            "NaN products of the second system",
+            lambda v: v @ h * factors,
+            torch.stack([b, b]),
+            second,
+        ),
+        ("a NaN in the second b", lambda v: v @ h, torch.stack([b, broken]), second),
     ):
         answer: Solution = solver.solve(matvec, rhs, None)
         came = [list(Outcome)[code] for code in answer.codes.reshape(-1).tolist()]
@@ -263,9 +269,8 @@ def check_iteration_limit(solver: Any) -> None:
     """If one iteration is not enough, the outcome is not `converged`, and no error is raised. v
     is no worse than 0.
     """
-    answer = solve(
-        with_fields(solver, max_steps=1), matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17)
-    )
+    short = with_fields(solver, max_steps=1)
+    answer = solve(short, matrix(0.1, 1.5, seed=16), normal(SIZE, seed=17))
     if has(solver, "max_steps"):
         demand(
             int(answer.iterations) <= 1,

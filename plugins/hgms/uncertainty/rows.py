@@ -71,13 +71,15 @@ def over_rows(
     for first in range(0, resamples, step):
         size = min(step, resamples - first)
         ofv = _counts((size,), validation, generator)
-        again, spread = _estimate(gains, centring, ofv, _counts((size, sources), blocks, generator))
+        ofm = _counts((size, sources), blocks, generator)
+        again, spread = _estimate(gains, centring, ofv, ofm)
         off = (again - value).abs()
         # a resample with only one distinct block has no spread, so its distance counts as infinite
         drawn.append(torch.where(spread > 0, off / spread, torch.where(off > 0, torch.inf, 0.0)))
     ratios = torch.cat(drawn)
     half = error * ratios.quantile(LEVEL, dim=0, interpolation="higher")
-    adjusted = over_sources(((1 + (ratios >= ratio.abs()).sum(0)) / (1 + resamples)).tolist())
+    chances = (1 + (ratios >= ratio.abs()).sum(0)) / (1 + resamples)
+    adjusted = over_sources(chances.tolist())
     effects = [
         Effect(
             source=name,

@@ -96,7 +96,8 @@ def hotelling(rows: Array) -> float:
     count = len(rows)
     dims = rows.shape[1] - 1
     # an orthonormal basis of the space of log-ratios
-    points = rows @ np.linalg.svd(np.eye(dims + 1) - 1 / (dims + 1))[0][:, :dims]
+    basis = np.linalg.svd(np.eye(dims + 1) - 1 / (dims + 1))[0][:, :dims]
+    points = rows @ basis
     mean = points.mean(0)
     covariance = np.atleast_2d(np.cov(points, rowvar=False))
     if np.linalg.matrix_rank(covariance) < dims:

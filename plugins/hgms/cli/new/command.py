@@ -166,7 +166,8 @@ def check_name(name: str, kind: Kind) -> None:
         "hgms-my-solver",
         place=("NAME",),
     )
-    if (component := Registry(Host.load(tolerant=True)).find(kind.name, name)) is not None:
+    registry = Registry(Host.load(tolerant=True))
+    if (component := registry.find(kind.name, name)) is not None:
         raise ConfigError(
             "name-taken",
             f"the {kind.label} {name!r} of {component.plugin.owner} already exists",
@@ -187,10 +188,10 @@ def check_name(name: str, kind: Kind) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the folder exists and is not empty."""
-    require(
-        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
-        "file-exists",
-        "the path already exists",
-        hint="choose another name or another folder (--into), or remove it",
-        place=(str(folder),),
-    )
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(
+            "file-exists",
+            "the path already exists",
+            place=(str(folder),),
+            hint="choose another name or another folder (--into), or remove it",
+        )

@@ -51,7 +51,8 @@ def title(run: RunInfo) -> str:
 
 def identity(run: RunInfo) -> str:
     """Return an identifier shared by a run and its resumption, so the curve continues."""
-    return digest(str(run.folder.resolve()) if run.folder is not None else title(run))[:16]
+    where = str(run.folder.resolve()) if run.folder is not None else title(run)
+    return digest(where)[:16]
 
 
 def tracker_module(name: str) -> Any:
