@@ -84,3 +84,12 @@ def errors_at(*place: str | int) -> Iterator[None]:
         yield
     except HgmsError as error:
         raise error.at(*place) from None
+
+
+@contextlib.contextmanager
+def collected(errors: list[HgmsError], *place: str | int) -> Iterator[None]:
+    """Add the errors that are raised inside the context to a list, with a place before theirs."""
+    try:
+        yield
+    except HgmsError as error:
+        errors += error.at(*place).errors

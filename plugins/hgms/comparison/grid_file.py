@@ -41,6 +41,7 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms import facts
+from hgms.arguments import collected
 from hgms.comparison import space
 from hgms.comparison.grid import (
     FLAGS,
@@ -262,11 +263,10 @@ class _Loader:
 
         Return ``None`` if that fails; its errors are collected.
         """
-        try:
-            return structure(table, wanted, self.registry, traits)
-        except HgmsError as error:
-            self.errors += error.at(*self.place(*place)).errors
-        return None
+        built = None
+        with collected(self.errors, *self.place(*place)):
+            built = structure(table, wanted, self.registry, traits)
+        return built
 
     def place(self, *path: str | int) -> Place:
         """Return the place of a value in the file, or in the arguments of :func:`compare`."""
@@ -303,10 +303,8 @@ class _Loader:
             )
         entries = []
         for index, item in enumerate(items):
-            try:
+            with collected(self.errors, *self.place(kind, index)):
                 entries.append(self.entry(kind, {"name": item} if isinstance(item, str) else item))
-            except HgmsError as error:
-                self.errors += error.at(*self.place(kind, index)).errors
         where = " in a grid file" if self.where == FLAGS else ""
         self.errors += [
             ConfigError(
@@ -383,7 +381,7 @@ class _Loader:
             )
             key, equals, _ = assignment.partition("=")
             place = (f"--set {assignment}",)
-            try:
+            with collected(self.errors):
                 if named and not chosen and head not in top:
                     choices = [
                         "task",
@@ -415,8 +413,6 @@ class _Loader:
                         merge_setting(entry.table, rest, assignment)
                 if not chosen:
                     merge_setting(table, assignment)
-            except ConfigError as error:
-                self.errors += error.errors
 
     def lay_if_known(self, entry: Entry, rest: str, assignment: str) -> None:
         """Apply a setting for all methods to a method that the user did not name, only if it has
@@ -556,10 +552,8 @@ class _Loader:
         )
 
     def check_run(self, run: RunSettings) -> None:
-        try:
+        with collected(self.errors, *self.root):
             device_called(run.device)
-        except ConfigError as error:
-            self.errors += error.at(*self.root).errors
         if run.label or run.task_label:
             self.errors.append(
                 ConfigError(
@@ -621,7 +615,7 @@ class _Loader:
             if label not in known:
                 self.errors.append(unknown_name("method", label, known, here))
                 continue
-            try:
+            with collected(self.errors, *here):
                 require(
                     isinstance(table, Mapping),
                     "wrong-type",
@@ -635,8 +629,6 @@ class _Loader:
                     )
                 if label in by_label:
                     self.check_space(sweep, by_label[label], space.parse(table), tasks)
-            except ConfigError as error:
-                self.errors += error.at(*here).errors
 
     def check_space(
         self, sweep: SweepSettings, method: Entry, dimensions: space.Space, tasks: Sequence[Entry]

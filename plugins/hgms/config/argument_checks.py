@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from hgms.arguments import arguments_named
+from hgms.arguments import arguments_named, collected
 from hgms_core.annotations import Read, reader, reader_in
 from hgms_core.errors import HgmsError, Place, raise_all
 
@@ -49,10 +49,8 @@ def check_arguments(
             errors: list[HgmsError] = []
             for name, value in bound.arguments.items():
                 read = readers().get(name)
-                try:
+                with collected(errors):
                     bound.arguments[name] = value if read is None else read((name,), value)
-                except HgmsError as error:
-                    errors += error.errors
             if errors:
                 raise_all(errors)
             return function(*bound.args, **bound.kwargs)

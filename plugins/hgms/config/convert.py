@@ -21,7 +21,7 @@ import cattrs
 from attrs import define, field
 
 from hgms import facts
-from hgms.arguments import require_known
+from hgms.arguments import collected, require_known
 from hgms.config.as_table import NO_RESTARTS, is_at_rest
 from hgms.config.budget import Budget
 from hgms.config.invalid import (
@@ -245,13 +245,10 @@ class _Reader:
         arguments = {}
         for key, attribute in fields.items():
             if key in table:
-                try:
+                with collected(errors, key):
                     arguments[key] = self.converter.structure(table[key], hints[attribute.name])
-                except HgmsError as error:
-                    errors += error.at(key).errors
-                    continue
-                refused = _complaint(attribute, arguments[key])
-                errors += () if refused is None else refused.errors
+                    refused = _complaint(attribute, arguments[key])
+                    errors += () if refused is None else refused.errors
             elif attribute.default is attrs.NOTHING:
                 hint = hints[attribute.name]
                 errors.append(
@@ -432,10 +429,8 @@ def gather(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, 
     values = {}
     errors: list[HgmsError] = []
     for key, item, function in items:
-        try:
+        with collected(errors, key):
             values[key] = function(item)
-        except HgmsError as error:
-            errors += error.at(key).errors
     if errors:
         raise_all(errors)
     return values

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from hgms.arguments import require
 from hgms.store import file_digest
 from hgms_core import ConfigError
 
@@ -25,10 +26,9 @@ def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
     >>> expand("~/runs") == Path.home() / "runs"
     True
     """
-
-    if "\0" in path:
-        message = f"the path {path!r} contains a null character"
-        raise ConfigError("wrong-value", message, place=place)
+    require(
+        "\0" not in path, "wrong-value", f"the path {path!r} contains a null character", place=place
+    )
     expanded = os.path.expandvars(path)
     if unset := re.search(r"\$(\w+|\{\w+\})", expanded):
         raise ConfigError(
@@ -38,9 +38,13 @@ def expand(path: str, place: tuple[str | int, ...] = ()) -> Path:
             hint="export the variable, or write the full path",
         )
     expanded = os.path.expanduser(expanded)
-    if expanded.startswith("~"):
-        message = f"the home folder in {path!r} is unknown"
-        raise ConfigError("missing-file", message, place=place, hint="write the full path")
+    require(
+        not expanded.startswith("~"),
+        "missing-file",
+        f"the home folder in {path!r} is unknown",
+        hint="write the full path",
+        place=place,
+    )
     return Path(expanded)
 
 

@@ -140,9 +140,12 @@ def tables_of(path: Path, what: str) -> dict[str, Any]:
         why = (error.strerror if isinstance(error, OSError) else None) or error
         message = f"the {what} cannot be read: {why}"
         raise ConfigError("unreadable-file", message, place=(str(path),)) from None
-    if len(data) > LARGEST:
-        message = f"the {what} has more than {LARGEST >> 20} MiB"
-        raise ConfigError("too-large", message, place=(str(path),))
+    require(
+        len(data) <= LARGEST,
+        "too-large",
+        f"the {what} has more than {LARGEST >> 20} MiB",
+        place=(str(path),),
+    )
     return read_toml(text, path.name)
 
 

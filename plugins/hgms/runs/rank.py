@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from click.exceptions import Exit
 
+from hgms.arguments import require
 from hgms.compiled import matrix_route
 from hgms.distributed import (
     LAUNCHED,
@@ -59,20 +60,20 @@ def on_ranks(
         return
     if config.own:
         raise objects_on_ranks(count)
-    if settings.compile is True:
-        raise ConfigError(
-            "conflicting-options",
-            f"compile=true is not supported with ranks={count}",
-            place=("run", "compile"),
-            hint="remove it, or set run.ranks = 1",
-        )
-    if settings.diagnose is not None:
-        raise ConfigError(
-            "conflicting-options",
-            f"diagnose={settings.diagnose} is not supported with ranks={count}",
-            place=("run", "diagnose"),
-            hint="remove it, or set run.ranks = 1",
-        )
+    require(
+        settings.compile is not True,
+        "conflicting-options",
+        f"compile=true is not supported with ranks={count}",
+        hint="remove it, or set run.ranks = 1",
+        place=("run", "compile"),
+    )
+    require(
+        settings.diagnose is None,
+        "conflicting-options",
+        f"diagnose={settings.diagnose} is not supported with ranks={count}",
+        hint="remove it, or set run.ranks = 1",
+        place=("run", "diagnose"),
+    )
     exact = evolve(
         settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul
     )

@@ -16,9 +16,10 @@ from typing import Any, final
 
 from attrs import field, frozen
 
+from hgms.arguments import require
 from hgms.packages import optional_module
 from hgms.runs.own_problem import higher_is_better
-from hgms_core import ConfigError, Record, RunInfo
+from hgms_core import Record, RunInfo
 from hgms_core.arguments import check_function, reports_errors
 from hgms_core.components import read_by_annotation
 from hgms_core.errors import unknown_name
@@ -109,13 +110,13 @@ class Patience:
     """The best value and its step in the watched run; empty before the first value."""
 
     def __attrs_post_init__(self) -> None:
-        if self._higher is None:
-            raise ConfigError(
-                "missing-option",
-                f"the better direction of metric {self.metric!r} is unknown",
-                place=("higher_is_better",),
-                hint="set higher_is_better=True or False",
-            )
+        require(
+            self._higher is not None,
+            "missing-option",
+            f"the better direction of metric {self.metric!r} is unknown",
+            hint="set higher_is_better=True or False",
+            place=("higher_is_better",),
+        )
 
     @property
     def _higher(self) -> bool | None:
