@@ -1,6 +1,7 @@
 """Compare outer steps of `hg-ms` on digits cleaning, as registered, with one jitted JAX function.
 
     python benchmarks/bench_digits.py [--json FILE] [--repetitions 9] [--processors 1]
+                                       [--only SIDE ...]
 
 A block is ten outer steps from the first state. The last step ends with a restart of the lower
 level, as every tenth step of a run; JAX's does not. Seconds are per outer step. The JAX function
@@ -164,9 +165,10 @@ def agreeing(config: RunConfig) -> tuple[dict[str, Block], dict[str, float]]:
     return blocks, errors
 
 
-def measure(rounds: int, processors: int) -> dict[str, Any]:
+def measure(names: list[str], rounds: int, processors: int) -> dict[str, Any]:
     blocks, errors = agreeing(configured())
-    spent = take_turns(blocks, rounds, 0.0, clock_of(processors))
+    timed = {name: block for name, block in blocks.items() if name in names}
+    spent = take_turns(timed, rounds, 0.0, clock_of(processors))
     reference = spent.get("jax, one program")
     return {
         name: {
@@ -179,9 +181,11 @@ def measure(rounds: int, processors: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = arguments(__doc__, 9).parse_args()
+    parser = arguments(__doc__, 9)
+    parser.add_argument("--only", choices=list(SIDES), nargs="+", default=list(SIDES))
+    options = parser.parse_args()
     use_processors(options.processors)
-    sides = measure(options.repetitions, options.processors)
+    sides = measure(options.only, options.repetitions, options.processors)
     show(
         "One outer step of hg-ms on digits cleaning",
         ("side", "milliseconds", "q25", "q75", "/ jax", "q25", "q75", "difference"),
