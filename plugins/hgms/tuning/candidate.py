@@ -31,8 +31,8 @@ class Candidate:
         The parameters ``[d]``, or the start of the final training.
     fit
         The rows that the final training uses, ``[rows]``.
-    needs_margin
-        Whether a baseline must be better than other baselines by a :func:`sure_gain`.
+    margin
+        The standard errors by which a baseline must be better than other baselines.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Candidate:
     u: Tensor
     w: Tensor | None = None
     fit: Tensor | None = None
-    needs_margin: bool = False
+    margin: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -105,10 +105,11 @@ def cross_fitted(learned: Sequence[Candidate], reference: Candidate, fold: Tenso
 
 
 def best_baseline(baselines: Sequence[Candidate]) -> Candidate:
-    """Return the baseline with the lowest loss; one that needs a margin must be clearly better."""
-    best = min((item for item in baselines if not item.needs_margin), key=lambda item: item.loss)
+    """Return the baseline with the lowest loss; a baseline with a margin must be clearly better."""
+    best = min((item for item in baselines if not item.margin), key=lambda item: item.loss)
     for item in baselines:
-        if item.needs_margin and sure_gain(item, best) > 0:
+        mean, error = difference(item, best)
+        if item.margin and mean < -item.margin * error:
             best = item
     return best
 

@@ -78,19 +78,15 @@ def conjugate_gradients(
     direction = scaled
     size = (residual * scaled).sum(1, keepdim=True)
     target = tolerance * b.norm(dim=1) + 1e-30
-    eps = torch.finfo(b.dtype).eps
-    largest = diagonal.expand_as(b).amax(1, keepdim=True)
     for _ in range(steps):
         if bool((residual.norm(dim=1) <= target).all()):
             break
         image = product(direction)
         curvature = (direction * image).sum(1, keepdim=True)
-        # rounding: a flat direction has a curvature of about ± ε ‖p‖ ‖Hp‖ or ± ε ‖H‖ ‖p‖²
-        length = direction.norm(dim=1, keepdim=True)
-        stretch = image.norm(dim=1, keepdim=True) / length.clamp_min(1e-30)
-        largest = torch.maximum(largest, stretch)
-        rounding = torch.maximum(eps**0.5 * stretch, 10 * eps * largest) * length.square()
-        if bool((curvature < -rounding).any()):
+        # rounding: a flat direction has a curvature of about ± ε ‖p‖ ‖Hp‖
+        rounding = torch.finfo(b.dtype).eps ** 0.5
+        lengths = direction.norm(dim=1, keepdim=True) * image.norm(dim=1, keepdim=True)
+        if bool((curvature < -rounding * lengths).any()):
             raise NotConvex
         step = torch.where(curvature > 0, size / curvature.clamp_min(1e-30), 0.0)
         x = x + step * direction
@@ -376,8 +372,6 @@ class Implicit:
         fits = {"start": (masks.fit, is_training)}
         if problem.has_validation:
             fits["start, with validation rows"] = (masks.fit + masks.outer, every)
-            share = is_training.sum() / (every - is_training).sum()
-            fits["start, tilted"] = (masks.tilted, is_training + share * (every - is_training))
             fits["validation rows only"] = (masks.outer, every - is_training)
         yield from self._baselines(stages, fits)
         if problem.space.is_per_row:
@@ -424,7 +418,7 @@ class Implicit:
         spread = state["judged"].std()
         if int(self.problem.space.is_penalty.sum()) > 1 and self.meter.share + _reserve(state) < 1:
             reweighted = stages.run("reweighted", partial(self.reweight, state))
-            yield evolve(_candidate("reweighted", reweighted, every), needs_margin=True)
+            yield evolve(_candidate("reweighted", reweighted, every), margin=1.0)
             if float(reweighted["judged"].mean()) < float(state["judged"].mean()):
                 state = reweighted
         lowest = float(state["judged"].mean())

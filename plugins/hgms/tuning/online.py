@@ -11,9 +11,7 @@ stops early; restarts continue until their share of the budget is spent. Then th
 with fixed u, with and without the validation rows.
 
 The lower rate is a share of the rate that lowers the training loss most in a few steps: two shares
-are tried as baselines, and the share with the lower held-out loss is kept. If the budget ends the
-training of the best baseline, it is trained again with the remaining share of the baselines, so
-that learned candidates do not win by a longer training only.
+are tried as baselines, and the share with the lower held-out loss is kept.
 
 Cost of one lower step: one gradient per replica; with a hypergradient, about four more.
 """
@@ -38,10 +36,8 @@ from hgms_core import Batch, Key
 
 RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 TRIAL_STEPS = 25
-SHARE = 0.3
-FASTER = 1.0
-SLOWER = 0.1
-"""Shares of the fastest lower rate: first ``SHARE``, then ``FASTER`` if the budget ended it."""
+SHARES = (0.1, 0.3)
+"""Tried shares of the fastest lower rate."""
 
 OUTER_RATE = 0.1
 PULL = 0.03
@@ -55,10 +51,7 @@ LONGEST = 600
 BEHIND = 1.3
 """A baseline stops early if its held-out loss exceeds the best loss by this factor."""
 
-FIRST_SHARE = 0.25
 BASELINE_SHARE = 0.4
-"""The budget of the first training of all baselines, and with the second of the best of them."""
-
 LEARNING_SHARE = 0.8
 LAST_SHARE = 0.95
 SHIFTS = (2, 4, 6)
@@ -72,8 +65,7 @@ class Trained:
 
     The judged rows outside fold k select the checkpoint of replica k, so the judged losses are
     unbiased. All judged rows select the checkpoint of the last replica, at ``step``. ``scores``
-    contains the means by which the checkpoints were selected, ``[K + 1]``. ``is_cut`` is True if
-    the budget ended the training.
+    contains the means by which the checkpoints were selected, ``[K + 1]``.
     """
 
     w: Tensor
@@ -81,7 +73,6 @@ class Trained:
     judged: Tensor
     scores: Tensor
     step: int
-    is_cut: bool = False
 
     def merge(self, other: Trained, masks: Masks) -> Trained:
         """Return the better checkpoint of each replica; this one if both are equal."""
@@ -93,7 +84,6 @@ class Trained:
             judged=torch.where(better[masks.fold], other.judged, self.judged),
             scores=torch.where(better, other.scores, self.scores),
             step=other.step if bool(better[-1]) else self.step,
-            is_cut=other.is_cut,
         )
 
 
@@ -169,17 +159,12 @@ class Online:
     rate: float = field(default=0.0, init=False)
     left: int = field(default=0, init=False)
     lowest: float = field(default=math.inf, init=False)
-    best: tuple[Candidate, Tensor, Stage] | None = field(default=None, init=False)
+    best_step: int = field(default=LONGEST, init=False)
     centre: Tensor = field(init=False)
-    joint: Tensor = field(init=False)
 
     @centre.default
     def _start(self) -> Tensor:
         return self.problem.space.start
-
-    @joint.default
-    def _all_rows(self) -> Tensor:
-        return self.problem.masks.fit + self.problem.masks.outer
 
     # --- the order of the stages
 
@@ -189,35 +174,29 @@ class Online:
         yield from self._starts(stages)
         yield from self._shared_levels(stages)
         yield from self._filters(stages)
-        yield from self._longer(stages)
         yield from self._learn(stages)
 
     def _starts(self, stages: Stages) -> Iterator[Candidate]:
         """Train with the values at the start, at two lower rates; then on other rows."""
         problem = self.problem
         masks, space = problem.masks, problem.space
-        self.left = 2 + 3 * problem.has_validation
+        self.left = len(SHARES) + 2 * problem.has_validation
         self.left += 2 * bool(space.is_penalty.any()) + 2 * space.is_per_row
-        self.rate = SHARE * self.fastest
-        first = self._train(stages, f"start, rate {self.rate:.2g}", space.start, masks.fit)
-        yield first
-        assert self.best is not None
-        rate = (FASTER if self.best[2]["is_cut"] else SLOWER) * self.fastest
-        before, self.rate = self.rate, rate
-        second = self._train(stages, f"start, rate {rate:.2g}", space.start, masks.fit)
-        yield second
-        self.rate = rate if second.loss < first.loss else before
+        losses: dict[float, float] = {}
+        for share in SHARES:
+            self.rate = share * self.fastest
+            found = self._train(stages, f"start, rate {self.rate:.2g}", space.start, masks.fit)
+            losses[self.rate] = found.loss
+            yield found
+        self.rate = min(losses, key=losses.__getitem__)
         if problem.has_validation:
-            both = self._train(stages, "start, with validation rows", space.start, self.joint)
-            tilted = self._train(stages, "start, tilted", space.start, masks.tilted)
-            if tilted.loss < both.loss:
-                self.joint = masks.tilted
-            yield from (both, tilted)
+            every = masks.fit + masks.outer
+            yield self._train(stages, "start, with validation rows", space.start, every)
             yield self._train(stages, "validation rows only", space.start, masks.outer)
 
     def _shared_levels(self, stages: Stages) -> Iterator[Candidate]:
         """Shift all penalties up while the held-out loss falls; learning starts at the best."""
-        space = self.problem.space
+        masks, space = self.problem.masks, self.problem.space
         for shift in SHIFTS if bool(space.is_penalty.any()) else ():
             if self.meter.share >= BASELINE_SHARE:
                 return
@@ -225,7 +204,7 @@ class Online:
             u = u.clamp(space.low, space.high)
             before = self.lowest
             name = f"shared level, {shift:+d} in log λ"
-            found = self._train(stages, name, u, self.joint)
+            found = self._train(stages, name, u, masks.fit + masks.outer)
             yield found
             if found.loss >= before:
                 return
@@ -241,22 +220,14 @@ class Online:
         kept = row_mask(problem, keep)
         fits = {"out-of-fold filter": masks.fit * kept}
         if problem.has_validation:
-            fits["out-of-fold filter, with validation rows"] = self.joint * kept
+            fits["out-of-fold filter, with validation rows"] = masks.fit * kept + masks.outer
         u = filter_start(problem, self.centre, keep)
         for name, fit in fits.items():
             before = self.lowest
-            found = self._train(stages, name, space.start, fit, u)
-            yield found
+            found = self._train(stages, name, space.start, fit)
+            yield evolve(found, u=u)
             if found.loss < before:
                 self.centre = u
-
-    def _longer(self, stages: Stages) -> Iterator[Candidate]:
-        """Train the best baseline again if the budget ended its training."""
-        assert self.best is not None
-        best, fit, stage = self.best
-        if stage["is_cut"] and self.meter.share < BASELINE_SHARE:
-            limit = BASELINE_SHARE
-            yield self._train(stages, f"{best.name}, longer", stage["u"], fit, best.u, limit)
 
     def _learn(self, stages: Stages) -> Iterator[Candidate]:
         """Train with moving u, in restarts, until the share of learning is spent; then fix u."""
@@ -277,7 +248,7 @@ class Online:
         yield _candidate("learned during training", attrs.asdict(best), False)
         fits = {"learned, fixed": masks.fit}
         if problem.has_validation:
-            fits["learned, fixed, with validation rows"] = self.joint
+            fits["learned, fixed, with validation rows"] = masks.fit + masks.outer
         left = len(fits)
         for name, fit in fits.items():
             share = self.meter.share
@@ -288,24 +259,14 @@ class Online:
             stage = stages.run(name, partial(self.fixed, name, best.u, fit, end))
             yield _candidate(name, stage, False)
 
-    def _train(
-        self,
-        stages: Stages,
-        name: str,
-        u: Tensor,
-        fit: Tensor,
-        shown: Tensor | None = None,
-        limit: float | None = None,
-    ) -> Candidate:
-        """Train a baseline; remember the best. ``shown`` contains the values of the result."""
-        stage = stages.run(name, partial(self.baseline, name, u, fit, limit))
+    def _train(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> Candidate:
+        """Train a baseline; remember the lowest loss of all baselines."""
+        stage = stages.run(name, partial(self.baseline, name, u, fit))
         self.left -= 1
         found = _candidate(name, stage, True)
-        if shown is not None:
-            found = evolve(found, u=shown)
-        if self.best is None or found.loss < self.lowest:
+        if found.loss < self.lowest:
             self.lowest = found.loss
-            self.best = (found, fit, stage)
+            self.best_step = int(stage["step"])
         return found
 
     # --- the stages
@@ -319,10 +280,7 @@ class Online:
         mask = _select(fit, numbers)[0]
         u = problem.space.start
         losses: dict[float, float] = {}
-
-        def try_rate(rate: float) -> float:
-            if rate in losses:
-                return losses[rate]
+        for rate in RATES:
             w = problem.w0
             adam = Adam.of(w, rate)
             for _ in range(TRIAL_STEPS):
@@ -332,28 +290,16 @@ class Online:
             with torch.no_grad():
                 loss = float(problem.train_loss(w, u, mask, batch))
             losses[rate] = loss if math.isfinite(loss) else math.inf
-            return losses[rate]
+        return {"rate": min(losses, key=losses.__getitem__)}
 
-        place = len(RATES) // 2
-        for step in (-1, 1):
-            while 0 <= place + step < len(RATES):
-                if try_rate(RATES[place + step]) >= try_rate(RATES[place]):
-                    break
-                place += step
-        return {"rate": RATES[place]}
-
-    def baseline(self, name: str, u: Tensor, fit: Tensor, limit: float | None) -> Stage:
-        """Train with fixed u, by default in an equal part of the remaining first share."""
+    def baseline(self, name: str, u: Tensor, fit: Tensor) -> Stage:
+        """Train with fixed u, within an equal part of the remaining share of the baselines."""
         now = self.meter.share
-        if limit is None:
-            limit = now + max(0.02, (FIRST_SHARE - now) / max(1, self.left))
+        limit = now + max(0.02, (BASELINE_SHARE - now) / max(1, self.left))
         count = len(self.problem.masks.group)
         each = u.expand(count, -1)
         trained, _ = self.train(each, fit, self.key.fold(name), limit, is_baseline=True)
-        return {
-            "u": u,
-            **{name: getattr(trained, name) for name in ("w", "judged", "step", "is_cut")},
-        }
+        return {"w": trained.w, "u": u, "judged": trained.judged, "step": trained.step}
 
     def restart(self, number: int, u: Tensor, mover: Mover, limit: float) -> Stage:
         """Train from the initial parameters, with moving u."""
@@ -379,8 +325,7 @@ class Online:
         u = problem.space.start.expand(len(fit), -1)
         slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
         adam = Adam.of(w, self.rate)
-        steps = LONGEST if self.best is None else int(self.best[2]["step"])
-        for numbers in self.batches(fit, self.key.fold("filter", "rows"), steps):
+        for numbers in self.batches(fit, self.key.fold("filter", "rows"), self.best_step):
             adam.observe(slope_of(w, u, _select(fit, numbers), problem.batch(numbers)))
             w = adam.move(w)
             self.meter.count()
@@ -451,7 +396,7 @@ class Online:
             each = scores(judged, problem.masks.fold)
             mean = float(each[-1])
             stalled = 0 if best is None or mean < float(best.scores[-1]) else stalled + 1
-            found = Trained(w=w, u=u, judged=judged, scores=each, step=step, is_cut=spent)
+            found = Trained(w=w, u=u, judged=judged, scores=each, step=step)
             best = found if best is None else best.merge(found, problem.masks)
             is_behind = is_baseline and step >= 100 and mean > BEHIND * self.lowest
             if stalled >= STALLED or spent or is_behind or not math.isfinite(mean):

@@ -196,11 +196,6 @@ class Masks:
         return cls(group=group, fit=fit, outer=outer, held=held, count=count, folds=folds)
 
     @cached_property
-    def tilted(self) -> Tensor:
-        """The rows to train on with f added to g: validation rows have half of the weight."""
-        return self.fit + self.outer * (self.fit.sum(1) / self.outer.sum(1))[:, None]
-
-    @cached_property
     def fold(self) -> Tensor:
         """The fold of each judged row."""
         is_judged = self.held.any(0)
