@@ -27,7 +27,7 @@ from torch.func import vmap
 from hgms.config import Budget
 from hgms.tuning.implicit import SHIFTS, Implicit
 from hgms.tuning.meter import Meter
-from hgms.tuning.online import SHARE, SLOWER, Online
+from hgms.tuning.online import SHARES, Online
 from hgms.tuning.problem import build, rows_of
 from hgms.tuning.row_filter import filter_start, kept_rows, row_mask
 from hgms_core import Key
@@ -145,7 +145,7 @@ class EarlyStopped(Objective):
         self.w = self.problem.w0
         fastest = float(self.engine.fastest_rate()["rate"])
         losses = {}
-        for share in (SLOWER, SHARE):
+        for share in SHARES:
             self.engine.rate = share * fastest
             losses[self.engine.rate] = self(self.problem.space.start)
         self.engine.rate = min(losses, key=losses.__getitem__)
@@ -160,7 +160,7 @@ class EarlyStopped(Objective):
         if loss < self.best[0]:
             self.best = (loss, u)
             self.w = trained.w[-1]
-            engine.best = (trained, fit, {"step": trained.step})
+            engine.best_step = trained.step
         return loss
 
     def out_of_fold(self) -> tuple[Tensor, Tensor]:
