@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import subprocess
@@ -89,6 +88,8 @@ for line in sys.stdin:
 
 _seen: dict[tuple[str, str], dict[str, object]] = {}
 _waiting: set[tuple[str, str]] = set()
+_started: dict[int, Interpreter] = {}
+"""The interpreter per process id: a forked process starts a separate interpreter."""
 
 
 def announce(module: str) -> tuple[str, str]:
@@ -108,12 +109,16 @@ def observe(module: str) -> dict[str, object]:
     where = announce(module)
     if where not in _seen:
         modules = sorted(_waiting)
-        reply = interpreter_of(os.getpid()).request(modules)
+        if os.getpid() not in _started:
+            _started[os.getpid()] = Interpreter()
+            atexit.register(_end)
+        reply = _started[os.getpid()].request(modules)
         if not isinstance(reply, list) or sys.platform != "linux":  # it ended, or cannot fork
-            interpreter_of.cache_clear()
+            _end()
         if not isinstance(reply, list):
-            # it may have ended the interpreter; the others are not to blame
-            _waiting.discard(where)
+            _waiting.discard(
+                where
+            )  # it may have ended the interpreter; the others are not to blame
             raise RuntimeError(f"the interpreter that imports {module} ended with {reply}")
         _seen.update(zip(modules, reply, strict=True))
         _waiting.clear()
@@ -157,13 +162,10 @@ class Interpreter:
         self._wrote.close()
 
 
-@functools.cache
-def interpreter_of(_process: int) -> Interpreter:
-    """Return the interpreter of a process: a forked process starts a separate interpreter."""
-    interpreter = Interpreter()
-    atexit.register(interpreter.close)
-    return interpreter
-
-
 def _paths(folder: str) -> list[str]:
     return [folder if entry == "" else entry for entry in sys.path]
+
+
+def _end() -> None:
+    if interpreter := _started.pop(os.getpid(), None):
+        interpreter.close()

@@ -82,8 +82,7 @@ def test_a_module_that_ends_its_interpreter_is_told_and_another_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    imports.interpreter_of.cache_clear()
-    for name, fresh in {"_waiting": set(), "_seen": {}}.items():
+    for name, fresh in {"_started": {}, "_waiting": set(), "_seen": {}}.items():
         monkeypatch.setattr(imports, name, fresh)
     (tmp_path / "ends.py").write_text("import os\nos.write(2, b'last word')\nos._exit(3)")
     (tmp_path / "goes_on.py").write_text("print('here')")
