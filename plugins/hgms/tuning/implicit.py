@@ -78,15 +78,19 @@ def conjugate_gradients(
     direction = scaled
     size = (residual * scaled).sum(1, keepdim=True)
     target = tolerance * b.norm(dim=1) + 1e-30
+    eps = torch.finfo(b.dtype).eps
+    largest = diagonal.expand_as(b).amax(1, keepdim=True)
     for _ in range(steps):
         if bool((residual.norm(dim=1) <= target).all()):
             break
         image = product(direction)
         curvature = (direction * image).sum(1, keepdim=True)
-        # rounding: a flat direction has a curvature of about ± ε ‖p‖ ‖Hp‖
-        rounding = torch.finfo(b.dtype).eps ** 0.5
-        lengths = direction.norm(dim=1, keepdim=True) * image.norm(dim=1, keepdim=True)
-        if bool((curvature < -rounding * lengths).any()):
+        # rounding: a flat direction has a curvature of about ± ε ‖p‖ ‖Hp‖ or ± ε ‖H‖ ‖p‖²
+        length = direction.norm(dim=1, keepdim=True)
+        stretch = image.norm(dim=1, keepdim=True) / length.clamp_min(1e-30)
+        largest = torch.maximum(largest, stretch)
+        rounding = torch.maximum(eps**0.5 * stretch, 10 * eps * largest) * length.square()
+        if bool((curvature < -rounding).any()):
             raise NotConvex
         step = torch.where(curvature > 0, size / curvature.clamp_min(1e-30), 0.0)
         x = x + step * direction

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import hgms
 from hgms.tuning.candidate import Candidate, choose, cross_fitted, scores
-from hgms.tuning.implicit import Implicit
+from hgms.tuning.implicit import Implicit, conjugate_gradients
 from hgms.tuning.meter import Meter, NotConvex, Stages
 from hgms.tuning.online import Adam, Online, Trained
 from hgms.tuning.problem import build
@@ -326,6 +326,20 @@ def test_adam_equals_torch() -> None:
         adam.observe(2 * w)
         w = adam.move(w)
     torch.testing.assert_close(w, leaf.detach())
+
+
+def test_only_curvature_beyond_rounding_is_negative() -> None:
+    """The Hessian of a softmax is flat along equal shifts of all logits, up to rounding."""
+    share = torch.full((1, 8), 0.125) * (1 + 1e-6)  # a sum above 1, as after rounding
+
+    def product(v: Tensor, shift: float = 0.0) -> Tensor:
+        return share * v - share * (share * v).sum() + shift * v
+
+    flat = torch.ones(1, 8)
+    assert float((flat * product(flat)).sum()) < 0
+    assert bool(conjugate_gradients(product, flat, share, 1e-4, 20).isfinite().all())
+    with pytest.raises(NotConvex):
+        conjugate_gradients(partial(product, shift=-1e-3), flat, share, 1e-4, 20)
 
 
 # --- roles of the rows
