@@ -14,7 +14,6 @@ process on the same processors, in float32; the clock is the processor time of t
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,13 +22,12 @@ import numpy as np
 import torch
 from attrs import evolve
 from timing import (
+    JAX,
+    against_jax,
     arguments,
     clock_of,
     difference,
-    machine,
-    quartiles,
-    ratios,
-    show,
+    report_against_jax,
     take_turns,
     use_processors,
 )
@@ -141,7 +139,7 @@ def in_jax(config: RunConfig) -> Block:
 SIDES: dict[str, tuple[Callable[[RunConfig], Block], str | None]] = {
     "ours": (ours, None),
     "ours, compiled": (partial(ours, compiled=True), None),
-    "jax, one program": (in_jax, "jax"),
+    JAX: (in_jax, "jax"),
 }
 """The sides, and the library that a side requires."""
 
@@ -169,15 +167,7 @@ def measure(names: list[str], rounds: int, processors: int) -> dict[str, Any]:
     blocks, errors = agreeing(configured())
     timed = {name: block for name, block in blocks.items() if name in names}
     spent = take_turns(timed, rounds, 0.0, clock_of(processors))
-    reference = spent.get("jax, one program")
-    return {
-        name: {
-            "seconds": quartiles([seconds / STEPS for seconds in values]),
-            "difference": errors[name],
-            **({} if reference is None else {"/ jax, one program": ratios(values, reference)}),
-        }
-        for name, values in spent.items()
-    }
+    return against_jax(spent, errors, STEPS)
 
 
 def main() -> None:
@@ -186,22 +176,7 @@ def main() -> None:
     options = parser.parse_args()
     use_processors(options.processors)
     sides = measure(options.only, options.repetitions, options.processors)
-    show(
-        "One outer step of hg-ms on digits cleaning",
-        ("side", "milliseconds", "q25", "q75", "/ jax", "q25", "q75", "difference"),
-        [
-            (
-                name,
-                *(1e3 * value for value in side["seconds"].values()),
-                *side.get("/ jax, one program", {"": ""}).values(),
-                f"{side['difference']:.1e}",
-            )
-            for name, side in sides.items()
-        ],
-    )
-    if options.json:
-        figures = {**machine(), "processors": options.processors, "sides": sides}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    report_against_jax("One outer step of hg-ms on digits cleaning", sides, options)
 
 
 if __name__ == "__main__":

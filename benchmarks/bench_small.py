@@ -15,7 +15,6 @@ To add a side, write a function of a :class:`Work` that returns a stepper, and n
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,13 +23,12 @@ import numpy as np
 import torch
 from attrs import evolve, frozen
 from timing import (
+    JAX,
+    against_jax,
     arguments,
     clock_of,
     difference,
-    machine,
-    quartiles,
-    ratios,
-    show,
+    report_against_jax,
     take_turns,
     use_processors,
 )
@@ -199,7 +197,7 @@ SIDES: dict[
     "ours": (ours, None),
     "ours, compiled": (partial(ours, compiled=True), None),
     "ours, separate programs": (partial(ours, compiled=True, joins=False), None),
-    "jax, one program": (in_jax, "jax"),
+    JAX: (in_jax, "jax"),
 }
 
 
@@ -230,15 +228,7 @@ def agreeing(work: Work) -> tuple[dict[str, Stepper], dict[str, float]]:
 def measure(work: Work, rounds: int, seconds: float, processors: int) -> dict[str, Any]:
     steppers, errors = agreeing(work)
     spent = take_turns(steppers, rounds, seconds, clock_of(processors))
-    reference = spent.get("jax, one program")
-    return {
-        name: {
-            "seconds": quartiles(values),
-            "difference": errors[name],
-            **({} if reference is None else {"/ jax, one program": ratios(values, reference)}),
-        }
-        for name, values in spent.items()
-    }
+    return against_jax(spent, errors)
 
 
 def main() -> None:
@@ -247,22 +237,9 @@ def main() -> None:
     options = parser.parse_args()
     use_processors(options.processors)
     sides = measure(Work(), options.repetitions, options.seconds, options.processors)
-    show(
-        "One outer step: 20 unknowns, 100 rows, N = 4, 20 lower steps, 10 CG steps",
-        ("side", "milliseconds", "q25", "q75", "/ jax", "q25", "q75", "difference"),
-        [
-            (
-                name,
-                *(1e3 * value for value in side["seconds"].values()),
-                *side.get("/ jax, one program", {"": ""}).values(),
-                f"{side['difference']:.1e}",
-            )
-            for name, side in sides.items()
-        ],
+    report_against_jax(
+        "One outer step: 20 unknowns, 100 rows, N = 4, 20 lower steps, 10 CG steps", sides, options
     )
-    if options.json:
-        figures = {**machine(), "processors": options.processors, "sides": sides}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

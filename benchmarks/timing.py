@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.metadata
+import json
 import os
 import platform
 import random
@@ -20,6 +21,9 @@ from scipy.stats import quantile_test
 from torch import Tensor
 
 Sides = Mapping[str, Callable[[], Any]]
+
+JAX = "jax, one program"
+"""The side that other sides are compared with."""
 
 
 def use_processors(count: int) -> None:
@@ -121,6 +125,43 @@ def ratios_with_interval(above: list[float], below: list[float]) -> dict[str, fl
     values = [a / b for a, b in zip(above, below, strict=True)]
     interval = quantile_test(values, q=figures["median"], p=0.5).confidence_interval(0.95)
     return {**figures, "low": float(interval.low), "high": float(interval.high)}
+
+
+def against_jax(
+    spent: Mapping[str, list[float]], errors: Mapping[str, float], steps: int = 1
+) -> dict[str, Any]:
+    """Return seconds of one of the ``steps`` of a block, errors, and ratios to :data:`JAX`."""
+    reference = spent.get(JAX)
+    return {
+        name: {
+            "seconds": quartiles([seconds / steps for seconds in values]),
+            "difference": errors[name],
+            **({} if reference is None else {f"/ {JAX}": ratios(values, reference)}),
+        }
+        for name, values in spent.items()
+    }
+
+
+def report_against_jax(
+    title: str, sides: Mapping[str, dict[str, Any]], options: argparse.Namespace
+) -> None:
+    """Print the figures of :func:`against_jax`, and write them to the file of ``--json``."""
+    show(
+        title,
+        ("side", "milliseconds", "q25", "q75", "/ jax", "q25", "q75", "difference"),
+        [
+            (
+                name,
+                *(1e3 * value for value in side["seconds"].values()),
+                *side.get(f"/ {JAX}", {"": ""}).values(),
+                f"{side['difference']:.1e}",
+            )
+            for name, side in sides.items()
+        ],
+    )
+    if options.json:
+        figures = {**machine(), "processors": options.processors, "sides": sides}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 def difference(value: Any, expected: Any) -> float:
