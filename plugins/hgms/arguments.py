@@ -1,4 +1,4 @@
-"""Errors about arguments: misspelt, missing and positional ones, and their places."""
+"""Checks of arguments that raise, collect and locate structured errors."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ def require_known(
 
 
 @contextlib.contextmanager
-def errors_at(*place: str | int) -> Iterator[None]:
-    """Put a place before the places of errors that are raised inside the context."""
+def errors_at(*place: str | int, of: type[HgmsError] = HgmsError) -> Iterator[None]:
+    """Prepend a place to the place of each error of type ``of`` from inside the context."""
     try:
         yield
-    except HgmsError as error:
+    except of as error:
         raise error.at(*place) from None
 
 
 @contextlib.contextmanager
-def collected(errors: list[HgmsError], *place: str | int) -> Iterator[None]:
-    """Add the errors that are raised inside the context to a list, with a place before theirs."""
+def collect_errors(errors: list[HgmsError], *place: str | int) -> Iterator[None]:
+    """Add the errors from inside the context to a list, and prepend a place to each error."""
     try:
         yield
     except HgmsError as error:

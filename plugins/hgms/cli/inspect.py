@@ -10,7 +10,7 @@ import click
 
 from hgms.cli.docstrings import strip_markup
 from hgms.cli.terminal import files_option, json_option, plugin_option, print_json, print_table
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.plugins import KINDS, Component, Host, Kind, PluginInfo, Registry
 from hgms_core import PLUGIN_API, __version__
 from hgms_core.errors import unknown_name
@@ -95,7 +95,7 @@ def list_components(kind: str | None, registry: Registry, as_json: bool) -> None
 def list_plugins(verbose: bool, files: Sequence[str], as_json: bool) -> None:
     """List the plugins with their origin, status and hooks."""
     host = Host.load(files, tolerant=True)
-    commands = grouped(
+    commands = group_values(
         (host.add_program(entry).name, f"`hgms {entry.name}`")
         for entries in host.programs.values()
         for entry in entries

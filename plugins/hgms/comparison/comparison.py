@@ -15,7 +15,7 @@ from attrs import field, frozen
 from hgms.comparison.cell import Ending
 from hgms.comparison.grid import Cell, Grid
 from hgms.comparison.sweep import Sweep
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.packages import frame
 from hgms.results import (
     RECOVERED,
@@ -270,7 +270,7 @@ class Comparison:
 
     def _of_tables(self) -> list[str]:
         """Return notes on reading the tables, on references and on the number of seeds."""
-        of_tasks = grouped(
+        of_tasks = group_values(
             (line, results.task) for results in self.tables for line in results.remarks
         )
         remarks = {
@@ -351,7 +351,7 @@ def gather(
                 reason="it did not end" if reason is None else str(reason),
             )
         )
-    lost = grouped(((failure.task, failure.method), failure.seed) for failure in failures)
+    lost = group_values(((failure.task, failure.method), failure.seed) for failure in failures)
     tables = []
     for task, by_method in runs.items():
         swept = {sweep.method for sweep in sweeps if sweep.task == task}

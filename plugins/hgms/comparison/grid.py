@@ -15,13 +15,13 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen
 
-from hgms.config import Budget, require
+from hgms.config import Budget
 from hgms.config.convert import structure
 from hgms.config.tables import overlay_tables, set_value, show
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms_core import HgmsError, Method
+from hgms_core import ConfigError, HgmsError, Method
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, Place
 from hgms_core.validators import at_least, at_most
@@ -61,7 +61,8 @@ def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: ob
         (any(number < 0 for number in numbers), "out-of-range", "must not be negative"),
         (len({*numbers}) < len(numbers), "wrong-value", "must not contain a seed twice"),
     ):
-        require(not is_wrong, code, f"{name}={show(value)} {requirement}", place=(name,))
+        if is_wrong:
+            raise ConfigError(code, f"{name}={show(value)} {requirement}", place=(name,))
 
 
 @frozen(kw_only=True)

@@ -41,7 +41,7 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms import facts
-from hgms.arguments import collected
+from hgms.arguments import collect_errors
 from hgms.comparison import space
 from hgms.comparison.grid import (
     FLAGS,
@@ -264,7 +264,7 @@ class _Loader:
         Return ``None`` if that fails; its errors are collected.
         """
         built = None
-        with collected(self.errors, *self.place(*place)):
+        with collect_errors(self.errors, *self.place(*place)):
             built = structure(table, wanted, self.registry, traits)
         return built
 
@@ -303,7 +303,7 @@ class _Loader:
             )
         entries = []
         for index, item in enumerate(items):
-            with collected(self.errors, *self.place(kind, index)):
+            with collect_errors(self.errors, *self.place(kind, index)):
                 entries.append(self.entry(kind, {"name": item} if isinstance(item, str) else item))
         where = " in a grid file" if self.where == FLAGS else ""
         self.errors += [
@@ -381,7 +381,7 @@ class _Loader:
             )
             key, equals, _ = assignment.partition("=")
             place = (f"--set {assignment}",)
-            with collected(self.errors):
+            with collect_errors(self.errors):
                 if named and not chosen and head not in top:
                     choices = [
                         "task",
@@ -552,7 +552,7 @@ class _Loader:
         )
 
     def check_run(self, run: RunSettings) -> None:
-        with collected(self.errors, *self.root):
+        with collect_errors(self.errors, *self.root):
             device_called(run.device)
         if run.label or run.task_label:
             self.errors.append(
@@ -615,7 +615,7 @@ class _Loader:
             if label not in known:
                 self.errors.append(unknown_name("method", label, known, here))
                 continue
-            with collected(self.errors, *here):
+            with collect_errors(self.errors, *here):
                 require(
                     isinstance(table, Mapping),
                     "wrong-type",

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from hgms.arguments import arguments_named, collected
+from hgms.arguments import arguments_named, collect_errors
 from hgms_core.annotations import Read, reader, reader_in
 from hgms_core.errors import HgmsError, Place, raise_all
 
@@ -49,7 +49,7 @@ def check_arguments(
             errors: list[HgmsError] = []
             for name, value in bound.arguments.items():
                 read = readers().get(name)
-                with collected(errors):
+                with collect_errors(errors):
                     bound.arguments[name] = value if read is None else read((name,), value)
             if errors:
                 raise_all(errors)

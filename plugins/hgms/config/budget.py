@@ -130,14 +130,14 @@ class Budget:
         limits = attrs.asdict(self).items()
         return next((name, limit) for name, limit in limits if limit is not None)
 
-    def spent(self, seconds: float, steps: int, calls: int) -> float:
+    def share_of_limit(self, seconds: float, steps: int, calls: int) -> float:
         """Return the share of the budget used; it is above 1 if the last step ended later."""
         name, limit = self.limit
         return {"seconds": seconds, "outer_steps": steps, "oracle_calls": calls}[name] / limit
 
     def spent_share(self, seconds: float, steps: int, calls: int) -> float:
         """Return the share of the budget used, from 0 to 1."""
-        return min(1.0, max(0.0, self.spent(seconds, steps, calls)))
+        return min(1.0, max(0.0, self.share_of_limit(seconds, steps, calls)))
 
     def __str__(self) -> str:
         name, limit = self.limit

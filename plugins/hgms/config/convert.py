@@ -21,7 +21,7 @@ import cattrs
 from attrs import define, field
 
 from hgms import facts
-from hgms.arguments import collected, require_known
+from hgms.arguments import collect_errors, require_known
 from hgms.config.as_table import NO_RESTARTS, is_at_rest
 from hgms.config.budget import Budget
 from hgms.config.invalid import (
@@ -245,7 +245,7 @@ class _Reader:
         arguments = {}
         for key, attribute in fields.items():
             if key in table:
-                with collected(errors, key):
+                with collect_errors(errors, key):
                     arguments[key] = self.converter.structure(table[key], hints[attribute.name])
                     refused = _complaint(attribute, arguments[key])
                     errors += () if refused is None else refused.errors
@@ -429,7 +429,7 @@ def gather(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, 
     values = {}
     errors: list[HgmsError] = []
     for key, item, function in items:
-        with collected(errors, key):
+        with collect_errors(errors, key):
             values[key] = function(item)
     if errors:
         raise_all(errors)

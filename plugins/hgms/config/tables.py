@@ -349,12 +349,12 @@ def difference(tables: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+def group_values(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """Return the values of each key, in order.
 
     Examples
     --------
-    >>> grouped([("a", 1), ("b", 2), ("a", 3)])
+    >>> group_values([("a", 1), ("b", 2), ("a", 3)])
     {'a': [1, 3], 'b': [2]}
     """
     groups: dict[Key, list[Value]] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.packages import frame
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def missing_measures(rows: Sequence[Row]) -> list[str]:
     ... )
     ['double precision, in 1 of 2 diagnosed steps: no task makes the problem in it']
     """
-    reasons = grouped(item for row in rows for item in (row.get("skipped") or {}).items())
+    reasons = group_values(item for row in rows for item in (row.get("skipped") or {}).items())
     return [
         f"{MEASURES.get(key, key)}, in {len(why)} of {len(rows)} diagnosed steps: {why[-1]}"
         for key, why in reasons.items()

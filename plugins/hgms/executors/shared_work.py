@@ -170,6 +170,8 @@ class _Together:
         Afterwards check the items of other processes, and find those that they abandoned.
         """
         for ending in run_with_retries(executor, self, self.hear, self.board.say):
+            for event in ending.warnings:
+                self.hear(ending.job, event)
             piece = self.asked.pop(ending.job)
             is_lost = ending.outcome is None
             outcome = piece.fail(ending.failure) if is_lost else ending.outcome

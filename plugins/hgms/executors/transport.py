@@ -76,7 +76,8 @@ def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[s
     """Run the job of a message in this process.
 
     The result contains ``outcome`` or ``error``. If this machine has other versions or lacks the
-    folder, the job does not run, and ``rejected`` contains the error. Nobody receives its progress.
+    folder, the job does not run, and ``rejected`` contains the error. ``warnings`` contains the
+    warnings of the job; its other events are not sent.
     """
     try:
         ensure_same(message["installation"], platform.node())
@@ -93,12 +94,18 @@ def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[s
         return {"rejected": pack_error(missing)}
     os.environ.update(message["environment"])  # locations of data and caches, and trust settings
     torch.set_num_threads(message["cpus"])
+    warnings: list[Mapping[str, Any]] = []
+
+    def receive(**event: Any) -> None:
+        if event["event"] == "warning":
+            warnings.append(event)
+
     try:
         with stoppable():
-            outcome = function_of(message["function"])(message["arguments"], lambda **_: None)
-            return {"outcome": dict(outcome)}
+            outcome = function_of(message["function"])(message["arguments"], receive)
+            return {"outcome": dict(outcome), "warnings": warnings}
     except Exception as error:
-        return {"error": pack_error(as_error(error))}
+        return {"error": pack_error(as_error(error)), "warnings": warnings}
 
 
 def run_message_beside(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from hgms.arguments import require_known
 from hgms.config import require
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.report import mixture
 from hgms.report.curves import POINTS, Curve, Line, band
 from hgms.report.study import Entry, Section, Study, axis_of
@@ -176,7 +176,7 @@ def _group_by_name(
     keys = {run: json.dumps(table_of(run), sort_keys=True, default=str) for run in runs}
     labels = {keys[run]: label_of(run) for run in reversed(runs)}  # of the first run
     names = short_names({keys[run]: table_of(run) for run in runs}, labels)
-    return grouped((names[keys[run]], run) for run in runs)
+    return group_values((names[keys[run]], run) for run in runs)
 
 
 # --- the rows of the runs

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture, prominent
 from hgms.report.study import Section, Study
@@ -169,7 +169,7 @@ def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
     A source is ranked by its weight in any section with that portfolio. The remaining sources get
     no colour.
     """
-    mixtures = grouped(
+    mixtures = group_values(
         (mixture.sources, mixture)
         for section in study.sections
         for mixture in section.mixtures.values()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.report.curves import together
 from hgms.results import Interval, StoredRun
 from hgms.uncertainty import Uncertainty, over_seeds
@@ -164,7 +164,7 @@ def prominent(mixtures: Sequence[Mixture], most: int) -> list[str]:
 
     A picture has a limited number of colours.
     """
-    peaks = grouped(
+    peaks = group_values(
         pair
         for mixture in mixtures
         for pair in zip(mixture.sources, mixture.over_time.max(1).tolist(), strict=True)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hgms.config.tables import difference, flatten, grouped
+from hgms.config.tables import difference, flatten, group_values
 from hgms.diagnosis import missing_measures, warnings
 from hgms.report import tables
 from hgms.report.figures import Style, figures, source_colours, styles
@@ -167,7 +167,7 @@ def _value(value: Any) -> str:
     if not isinstance(value, list):
         return str(value)
     parts = (str(plugin).partition(" (") for plugin in value)
-    owned = grouped((mark + owner, name) for name, mark, owner in parts)
+    owned = group_values((mark + owner, name) for name, mark, owner in parts)
     return ", ".join(", ".join(names) + owner for owner, names in owned.items())
 
 

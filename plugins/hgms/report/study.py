@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import evolve, field, frozen
 
 from hgms.config import Budget
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture
 from hgms.results import Forest, Interval, Row, Skipped, StoredRun, Table, is_share, spell
@@ -103,7 +103,7 @@ class Section:
     @functools.cached_property
     def _values(self) -> dict[str, list[float]]:
         """The values of all runs by metric."""
-        return grouped(item for run in self.runs for item in run.metrics.items())
+        return group_values(item for run in self.runs for item in run.metrics.items())
 
     def is_share(self, metric: str) -> bool:
         """Return whether the metric is shown in percent."""

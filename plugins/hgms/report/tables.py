@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from hgms.config import Budget
-from hgms.config.tables import difference, flatten, grouped
+from hgms.config.tables import difference, flatten, group_values
 from hgms.report.compute import carried_out
 from hgms.report.mixture import Mixture, spell_mixture
 from hgms.report.study import Entry, Section, Study
@@ -481,7 +481,7 @@ def ledgers(study: Study) -> list[Table]:
 
     Each budget has a group of rows.
     """
-    tasks = grouped(
+    tasks = group_values(
         ((section.name, section.version), section) for section in study.sections if section.mixtures
     )
     return [

@@ -21,7 +21,7 @@ import numpy as np
 from attrs import field, frozen
 
 from hgms.config.budget import as_budget
-from hgms.config.tables import difference, flatten, grouped
+from hgms.config.tables import difference, flatten, group_values
 from hgms.results.columns import read_columns
 from hgms.runs import Execution, RunFolder
 from hgms.store import ROWS, open_file
@@ -257,7 +257,7 @@ def short_names(
     ... )
     {'a': 't (rho = 0.4)', 'b': 't (rho = 0.6)'}
     """
-    alike = grouped((label[key], table) for key, table in tables.items())
+    alike = group_values((label[key], table) for key, table in tables.items())
     differing = {name: difference(several) for name, several in alike.items()}
 
     def name_of(key: str) -> str:

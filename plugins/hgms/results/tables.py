@@ -98,7 +98,7 @@ class Point:
         summary = run.summary
         steps = int(summary.get("outer_steps") or 0)
         calls = int(summary.get("oracle_calls") or 0)
-        spent = Budget.parse(run.budget).spent(run.seconds, steps, calls)
+        spent = Budget.parse(run.budget).share_of_limit(run.seconds, steps, calls)
         sources = any(name.startswith("weight.") for name in run.fields)
         # with data sources, metrics of other rows get no verdict either: UNJUDGED gives the
         # alternative

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hgms.cli import print_table, terminal_width
-from hgms.config.tables import grouped
+from hgms.config.tables import group_values
 from hgms.facts import traits_of
 from hgms.plugins import Registry
 from hgms.runs.command_line import build_component
@@ -60,7 +60,7 @@ def _cells(registry: Registry, name: str, tasks: Mapping[str, Any]) -> Iterator[
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print one line per method: the tasks that it fits, and the reasons for the others."""
     table = []
-    for method, of_tasks in grouped((row["method"], row) for row in rows).items():
+    for method, of_tasks in group_values((row["method"], row) for row in rows).items():
         fits = [row["task"] for row in of_tasks if row["fits"]]
         reasons = dict.fromkeys(row["why"] for row in of_tasks if row["why"])
         shown = "all tasks" if len(fits) == len(of_tasks) else ", ".join(fits) or "–"

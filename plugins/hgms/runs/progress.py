@@ -42,7 +42,7 @@ class Progress:
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        self.silent = _is_plain_notebook()
+        self.silent = enabled and _is_plain_notebook()
         self.enabled = enabled and not self.silent
         self._bars: Bars | None = None
         self._lines: dict[str, TaskID] = {}

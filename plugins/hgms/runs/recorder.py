@@ -15,7 +15,7 @@ from hgms.runs.checkpoint import pack
 from hgms.runs.folder import RunFolder
 from hgms.runs.stepper import Position
 from hgms.store import finite
-from hgms_core import Record, State
+from hgms_core import ConfigError, Record, State
 from hgms_core.errors import CheckpointError
 
 
@@ -99,14 +99,14 @@ class Recorder:
     def save(self, position: Position) -> None:
         """Save a position, unless its step is saved already."""
         if self.folder is not None and self.saved_step != position.step:
-            with errors_at("method"):
+            with errors_at("method", of=ConfigError):
                 self.folder.save(position.state, position.step)
         self.saved_at = time.monotonic()
         self.saved_step = position.step
 
     def check_storable(self, state: State) -> None:
         """Require a state that a file can contain, if the run has a folder."""
-        with errors_at("method"):
+        with errors_at("method", of=ConfigError):
             pack(state if self.folder is not None else {})
 
     def note(self, key: str, value: Any) -> None:
@@ -122,7 +122,7 @@ class Recorder:
         if self.saved_step == position.step:
             self.folder.write_summary(summary)
             return
-        with errors_at("method"):
+        with errors_at("method", of=ConfigError):
             self.folder.save(position.state, position.step, summary)
         self.saved_step = position.step
 

@@ -16,6 +16,8 @@ from support.descent import descend, files, fill
 from support.helpers import assert_same, rejects
 
 from hgms.runs import RunFolder, pack, unpack
+from hgms.runs.recorder import Recorder
+from hgms.runs.stepper import Position
 from hgms.store import DiskError
 from hgms_core.errors import CheckpointError
 
@@ -71,8 +73,11 @@ def test_a_full_disk_keeps_the_last_checkpoint(
 
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
-    with rejects("cannot-write", str(folder.path / "checkpoint-2.safetensors"), of=DiskError):
+    path = str(folder.path / "checkpoint-2.safetensors")
+    with rejects("cannot-write", path, of=DiskError):
         folder.save({"x": torch.zeros(3)}, 2)
+    with rejects("cannot-write", path, of=DiskError):
+        Recorder(folder=folder).save(Position(state={"x": torch.zeros(3)}, step=2))
     monkeypatch.undo()
     assert files(folder.path) == before
 
