@@ -61,7 +61,7 @@ class Board(Progress):
         if not self.visible and not self.silent:
             seconds = time.monotonic() - self._began.get(title, time.monotonic())
             self.echo(f"[{self._ended}/{self.total}] {title}: {status} after {seconds:.1f} s{why}")
-        elif why and self.visible:
+        elif why:
             self.print_error(f"{title}: {status}{why}")
 
     def add_found(self, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -23,9 +23,7 @@ def executor_classes(host: Host) -> dict[str, type[Any]]:
     """
     classes: dict[str, type[Any]] = {}
     for info, implementation in host.implementations(HOOK):
-        with host.watch_plugin(info):
-            returned: Iterable[Any] = implementation.function()  # type: ignore[assignment]
-        for cls in returned:
+        for cls in host.call_hook(info, implementation):
             lacking = [name for name in ("name", "carry_out", "close") if not hasattr(cls, name)]
             if lacking:
                 message = f"{cls!r} is not an executor: it lacks {', '.join(lacking)}"

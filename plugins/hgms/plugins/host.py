@@ -24,7 +24,7 @@ import functools
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
@@ -181,6 +181,31 @@ class Host:
         """
         caller = getattr(self._manager.hook, hook)
         return [(self.infos[impl.plugin_name], impl) for impl in caller.get_hookimpls()]
+
+    def call_hook(self, info: PluginInfo, impl: pluggy.HookImpl) -> list[Any]:
+        """Return the list that a plugin registers by a hook; blame the plugin if the hook fails."""
+        name = impl.function.__name__
+        try:
+            with self.watch_plugin(info):
+                returned: Any = impl.function()
+            is_class = isinstance(returned, type)
+            if (
+                is_class
+                or isinstance(returned, str | Mapping)
+                or not isinstance(returned, Iterable)
+            ):
+                what = f"the class {returned.__name__}" if is_class else type(returned).__name__
+                raise PluginError(
+                    "wrong-hook-result",
+                    f"{name} returns {what}, but must return a list of classes",
+                    place=(name,),
+                )
+            return list(returned)
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, HgmsError):
+                error = PluginError("plugin-failed", f"{name} raised {describe(error)}")
+            self.blame(info, error, part=True)
+            return []
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call the observers of ``hook`` one at a time.

@@ -17,7 +17,7 @@ from attrs import frozen
 import hgms_core
 from hgms.facts import declared_name, is_package
 from hgms.plugins.discovery import FIRST_PARTY
-from hgms.plugins.host import Host, PluginInfo, describe
+from hgms.plugins.host import Host, PluginInfo
 from hgms_core import (
     CandidateGenerator,
     Composition,
@@ -130,9 +130,7 @@ class Registry:
         for kind in KINDS.values():
             hooks = sorted(host.implementations(kind.hook), key=lambda pair: _rank(pair[0]))
             returned = [
-                (info, target)
-                for info, impl in hooks
-                for target in self._call_hook(kind, info, impl)
+                (info, target) for info, impl in hooks for target in host.call_hook(info, impl)
             ]
             if kind.name == "method":
                 classes = [
@@ -201,34 +199,6 @@ class Registry:
             )
         hints.append(f"run `hgms list {kind}` for their descriptions")
         return ConfigError(**{**error.as_dict(), "hint": "\n".join(filter(None, hints))})
-
-    def _call_hook(self, kind: Kind, info: PluginInfo, impl: Any) -> list[Any]:
-        try:
-            with self.host.watch_plugin(info):
-                returned = impl.function()
-            if (
-                inspect.isclass(returned)
-                or not isinstance(returned, Iterable)
-                or isinstance(returned, (str, Mapping))
-            ):
-                what = (
-                    f"the class {returned.__name__}"
-                    if inspect.isclass(returned)
-                    else f"{type(returned).__name__}"
-                )
-                raise PluginError(
-                    "wrong-hook-result",
-                    f"{impl.function.__name__} returns {what}, but must return a list of classes",
-                    place=(impl.function.__name__,),
-                )
-            return list(returned)
-        except (Exception, SystemExit) as error:
-            if not isinstance(error, HgmsError):
-                error = PluginError(
-                    "plugin-failed", f"{impl.function.__name__} raised {describe(error)}"
-                )
-            self.host.blame(info, error, part=True)
-            return []
 
     def _add(self, component: Component) -> None:
         """Add a component; each name has one owner.

@@ -27,7 +27,7 @@ class Open:
 
 @hookimpl
 def hgms_register_executors():
-    return [{listed}]
+    return {listed}
 """
 
 
@@ -41,8 +41,23 @@ def host_of(site: Site, listed: str) -> Host:
 def test_what_is_no_executor_is_blamed_on_its_plugin_and_the_others_stay(
     site: Site, monkeypatch: pytest.MonkeyPatch, odd: str
 ) -> None:
-    host = host_of(site, f"{odd}, Good")
+    host = host_of(site, f"[{odd}, Good]")
     assert sorted(executor_classes(host)) == ["good"]
     monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
     with rejects("wrong-plugin", HOOK, of=PluginError):
+        executor_classes(Host.load())
+
+
+@pytest.mark.parametrize(
+    ("listed", "code"),
+    [("Good", "wrong-hook-result"), ("None", "wrong-hook-result"), ("1 / 0", "plugin-failed")],
+)
+def test_a_hook_that_fails_is_blamed_on_its_plugin(
+    site: Site, monkeypatch: pytest.MonkeyPatch, listed: str, code: str
+) -> None:
+    host = host_of(site, listed)
+    assert executor_classes(host) == {}
+    assert host.infos["executing"].status == "incomplete"
+    monkeypatch.setenv("HGMS_STRICT_PLUGINS", "1")
+    with rejects(code, *([HOOK] if code == "wrong-hook-result" else []), of=PluginError):
         executor_classes(Host.load())
