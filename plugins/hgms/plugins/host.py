@@ -184,7 +184,7 @@ class Host:
 
     def call_hook(self, info: PluginInfo, impl: pluggy.HookImpl) -> list[Any]:
         """Return the list that a plugin registers by a hook; blame the plugin if the hook fails."""
-        name = impl.function.__name__
+        hook = impl.function.__name__
         try:
             with self.watch_plugin(info):
                 returned: Any = impl.function()
@@ -197,13 +197,13 @@ class Host:
                 what = f"the class {returned.__name__}" if is_class else type(returned).__name__
                 raise PluginError(
                     "wrong-hook-result",
-                    f"{name} returns {what}, but must return a list of classes",
-                    place=(name,),
+                    f"{hook} returns {what}, but must return a list of classes",
+                    place=(hook,),
                 )
             return list(returned)
         except (Exception, SystemExit) as error:
             if not isinstance(error, HgmsError):
-                error = PluginError("plugin-failed", f"{name} raised {describe(error)}")
+                error = PluginError("plugin-failed", f"{hook} raised {describe(error)}")
             self.blame(info, error, part=True)
             return []
 
