@@ -41,7 +41,7 @@ import attrs
 from attrs import field, frozen, validators
 
 from hgms import facts
-from hgms.arguments import collect_errors
+from hgms.arguments import collect_errors, require
 from hgms.comparison import space
 from hgms.comparison.grid import (
     FLAGS,
@@ -56,7 +56,7 @@ from hgms.comparison.grid import (
 )
 from hgms.comparison.references import BASELINES, with_baselines
 from hgms.comparison.scale import apply_scale
-from hgms.config import Budget, require
+from hgms.config import Budget
 from hgms.config.convert import role_of, structure, traits_of
 from hgms.config.tables import merge_setting, show
 from hgms.plugins import Registry

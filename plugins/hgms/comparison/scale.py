@@ -21,9 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hgms.arguments import require_known
+from hgms.arguments import require, require_known
 from hgms.comparison.grid import NO_FILE, copy_table, root_of
-from hgms.config import require
 from hgms.config.tables import overlay_tables
 from hgms_core import ConfigError
 from hgms_core.errors import Place

@@ -8,8 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from hgms.arguments import errors_at
-from hgms.config import require
+from hgms.arguments import errors_at, require
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from hgms.arguments import require as require
 from hgms.config.argument_checks import check_arguments as check_arguments
 from hgms.config.argument_checks import check_types as check_types
 from hgms.config.budget import Budget as Budget

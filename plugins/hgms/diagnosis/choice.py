@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Batch, ConfigError, Loss, Tree
 
 BLOCKS = 20

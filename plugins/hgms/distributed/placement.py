@@ -13,7 +13,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.distributed.mesh import Mesh
 from hgms.distributed.rows import by_rows
 from hgms.facts import inner_method, name_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.executors.jobs import (
     Ending,
     Job,

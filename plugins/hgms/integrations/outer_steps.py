@@ -12,7 +12,7 @@ from attrs import Attribute, define, field
 from torch import Tensor, nn
 
 from hgms.adapters import Nested, Shape, hypergradient
-from hgms.config import require
+from hgms.arguments import require
 from hgms.integrations.training_state import Batches, move_batch, preserve_state
 from hgms_core import OuterOptimizer, State, Strategy, Tree, as_solver, clone, norm
 from hgms_core.arguments import check_function, reports_errors

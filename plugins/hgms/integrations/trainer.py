@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.integrations.outer_steps import OuterSteps, ensure_one_process, logger_row
 from hgms.packages import optional_module
 from hgms.runs import load_state, save_state

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from hgms.arguments import require_known
-from hgms.config import require
+from hgms.arguments import require, require_known
 from hgms.config.tables import group_values
 from hgms.report import mixture
 from hgms.report.curves import POINTS, Curve, Line, band

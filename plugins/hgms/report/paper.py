@@ -11,7 +11,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.config.control_characters import printable
 from hgms.packages import optional_module
 from hgms.report.curves import Curve

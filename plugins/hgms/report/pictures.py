@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.report.curves import Curve
 from hgms.report.figures import AXES, span
 from hgms.report.paper import COLUMNS, bare, curve_panels, draw_band, new_figure, plain

@@ -19,8 +19,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from hgms.arguments import errors_at
-from hgms.config import check_types, require
+from hgms.arguments import errors_at, require
+from hgms.config import check_types
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored_run import StoredRun, relative
 from hgms.runs import UNCOMPARED, config_key

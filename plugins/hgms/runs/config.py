@@ -20,7 +20,8 @@ import tomlkit
 from attrs import Factory, field
 
 from hgms import facts
-from hgms.config import Budget, expand, require
+from hgms.arguments import require
+from hgms.config import Budget, expand
 from hgms.config.as_table import describe_component, plain
 from hgms.config.budget import as_budget
 from hgms.config.convert import role_of, structure, traits_of

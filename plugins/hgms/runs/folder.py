@@ -29,7 +29,7 @@ import torch
 from attrs import define, field
 
 from hgms import store
-from hgms.config import require
+from hgms.arguments import require
 from hgms.runs.checkpoint import state_bytes, state_of
 from hgms.runs.identity import differences, is_same, text_key
 from hgms.store import LEASE, Folder, Manifest

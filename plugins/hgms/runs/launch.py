@@ -15,8 +15,8 @@ import attrs
 import torch
 
 from hgms import facts
-from hgms.arguments import errors_at
-from hgms.config import Budget, check_arguments, require
+from hgms.arguments import errors_at, require
+from hgms.config import Budget, check_arguments
 from hgms.config.as_table import describe_component, plain
 from hgms.config.convert import role_of, structure
 from hgms.distributed import OnRanks, device_of

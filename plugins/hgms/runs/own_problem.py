@@ -14,8 +14,7 @@ import torch
 from attrs import field, frozen
 
 from hgms.adapters import evaluate_metrics
-from hgms.arguments import require_known
-from hgms.config import require
+from hgms.arguments import require, require_known
 from hgms.config.fingerprinting import fingerprint, fingerprints
 from hgms.runs.held_out_rows import ONE_OF, distinct, hold_out, loss_on
 from hgms.store import describe_error

@@ -23,7 +23,7 @@ from attrs import frozen
 from scipy import optimize
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Key, Problem, Ravel, Tree, cross_product, curvature, upper_gradients
 from hgms_core.capabilities import HasClosedForm, find
 

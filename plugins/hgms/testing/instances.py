@@ -8,8 +8,7 @@ from typing import Any
 
 import attrs
 
-from hgms.arguments import require_known
-from hgms.config import require
+from hgms.arguments import require, require_known
 from hgms.config.convert import converter_for
 from hgms.config.invalid import PROTOCOLS, kinds_of, match_score, type_hints
 from hgms.config.tables import overridden

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.testing.kit import F64, normal, numbers, place
 from hgms_core import (
     ROLES,

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Batch, ConfigError, Data, Key, Loss, Problem, Sources, Tree
 from hgms_core.errors import Place
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core.errors import DataError, Place
 
 _BOX = r"\\(?:boxed|fbox)\b\s*(?:(\{(?:[^{}\\]|\\.|(?1))*+\})|([^\s{}\\]))"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from attrs import frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.store import Digest
 from hgms_core import HgmsError
 from hgms_core.errors import Place

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 import attrs
 from attrs import field
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.packages import optional_module
 from hgms.store import Folder, file_digest
 from hgms_core import component

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.packages import optional_module
 from hgms.store import json_digest
 from hgms_core import ConfigError

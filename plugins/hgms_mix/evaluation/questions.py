@@ -12,7 +12,8 @@ from typing import Any, Literal
 from attrs import frozen
 
 from hgms import store
-from hgms.config import expand, require
+from hgms.arguments import require
+from hgms.config import expand
 from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
 from hgms_mix.evaluation.answers import gsm8k_gold, math_gold

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_mix.evaluation.answers import extract
 from hgms_mix.evaluation.judge import Request
 from hgms_mix.evaluation.questions import Benchmark, Question

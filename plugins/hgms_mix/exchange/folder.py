@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.store import DiskError, replace_file
 from hgms_mix.exchange import trl
 from hgms_mix.exchange.sample import Sampled

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from hgms.arguments import errors_at
-from hgms.config import require
+from hgms.arguments import errors_at, require
 from hgms.integrations import move_batch, preserve_state
 from hgms.runs import load_state, save_state
 from hgms_core import Key, OuterOptimizer, State

@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor, nn
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import component
 from hgms_core.validators import at_least
 

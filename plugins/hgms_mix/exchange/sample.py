@@ -13,7 +13,7 @@ from typing import Any, final
 
 from attrs import frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.store import Folder, read_manifest
 from hgms_mix.stages import MixConfig, fingerprint, load, mix_path, read_rows
 

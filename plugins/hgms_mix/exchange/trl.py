@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms.config import expand, require
+from hgms.arguments import require
+from hgms.config import expand
 from hgms.store import replace_file
 from hgms_mix.exchange.sample import Row, Sampled, is_learned
 

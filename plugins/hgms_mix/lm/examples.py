@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.store import digest, file_digest
 from hgms_core import Key
 from hgms_core.errors import DataError, Place

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hgms.config import expand, require
+from hgms.arguments import require
+from hgms.config import expand
 from hgms.packages import optional_module
 from hgms_core.errors import DataError, Place, closest
 from hgms_core.torch_errors import first_line

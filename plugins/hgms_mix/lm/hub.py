@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hgms.config import expand, require
+from hgms.arguments import require
+from hgms.config import expand
 from hgms.packages import optional_module
 from hgms_core import ConfigError
 from hgms_core.errors import Place

@@ -11,7 +11,7 @@ from attrs import Factory, define
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Key, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recompute

@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import ConfigError, Key, Tree, component
 from hgms_core.validators import at_least, less_than, positive
 from hgms_mix.lm.hub import transformers_quietly

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Batch, Data, Key, Tree
 from hgms_core.capabilities import (
     Capabilities,

@@ -10,7 +10,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Cost, Data, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import (
     Capabilities,

@@ -15,7 +15,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.optim.adam import adam, corrections
 from hgms_core import (
     Batch,

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import ConfigError
 
 SHARD = ("task", "model", "shard")

@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.store import Digest
 from hgms_core import Key
 from hgms_core.errors import DataError

@@ -17,8 +17,8 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.arguments import errors_at
-from hgms.config import lowering, require, validation_shares
+from hgms.arguments import errors_at, require
+from hgms.config import lowering, validation_shares
 from hgms.store import cache_folder
 from hgms_core import HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded

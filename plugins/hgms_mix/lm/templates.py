@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from attrs import evolve, field, frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core.errors import DataError, one_of
 from hgms_core.torch_errors import first_line
 from hgms_mix.lm.formats import Message

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hgms.config import expand, require
+from hgms.arguments import require
+from hgms.config import expand
 from hgms_core import ConfigError
 from hgms_core.errors import Place
 from hgms_core.torch_errors import first_line

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.runs import environment
 from hgms.store import Folder
 from hgms_core.errors import DataError

@@ -14,8 +14,8 @@ from typing import Any
 import click
 import numpy as np
 
+from hgms.arguments import require
 from hgms.cli import print_table
-from hgms.config import require
 from hgms.executors import (
     Executor,
     Here,

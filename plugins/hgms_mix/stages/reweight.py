@@ -16,8 +16,8 @@ import torch
 from attrs import define
 from torch import Tensor
 
+from hgms.arguments import require
 from hgms.comparison import measure_usage
-from hgms.config import require
 from hgms.config.tables import parse_json
 from hgms.distributed import launcher_rank
 from hgms.runs import Progress, RunConfig, RunFolder, View, device_called, run_config

@@ -9,7 +9,7 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import ConfigError, Key, component
 from hgms_core.components import evolve
 from hgms_core.validators import at_least, greater_than, not_empty, not_negative, optional, positive

@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.runs import Interrupted, Interrupts
 from hgms.store import DiskError, Folder
 from hgms.torch_errors import is_failed_write

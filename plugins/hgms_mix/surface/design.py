@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from attrs import frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Key
 
 

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import ConfigError, Key
 from hgms_mix.surface.outliers import find_diverged
 from hgms_mix.surface.process import Surface, fit

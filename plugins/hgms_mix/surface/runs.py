@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.executors import RemoteProgress
 from hgms.runs import counting
 from hgms.store import Folder, finite, json_digest

@@ -8,8 +8,7 @@ from typing import Any, Literal, final
 import numpy as np
 from attrs import field
 
-from hgms.arguments import errors_at
-from hgms.config import require
+from hgms.arguments import errors_at, require
 from hgms_core import component
 from hgms_core.validators import at_least, less_than, optional
 from hgms_mix.lm import mixture_shares

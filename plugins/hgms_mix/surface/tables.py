@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.store import replace_file
 from hgms_core.errors import DataError
 

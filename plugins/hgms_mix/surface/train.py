@@ -15,7 +15,7 @@ import numpy as np
 import tomlkit
 from attrs import frozen
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms.config.tables import merge_options, tables_of
 from hgms.executors import Executor, Here, Piece, run_together
 from hgms.plugins import Registry

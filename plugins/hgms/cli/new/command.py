@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
+from hgms.arguments import require
 from hgms.cli import json_option, kind_called, print_json
-from hgms.config import require
 from hgms.plugins import KINDS, NAME, Host, Kind, Registry
 from hgms_core import ConfigError, __version__
 

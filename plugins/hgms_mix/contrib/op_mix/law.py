@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import NumericalError
 
 FLOORS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)

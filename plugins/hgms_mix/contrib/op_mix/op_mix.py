@@ -10,7 +10,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering, require
+from hgms.arguments import require
+from hgms.config import lowering
 from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component
 from hgms_core.validators import at_least, positive
 from hgms_mix.contrib.op_mix.law import fit, propose

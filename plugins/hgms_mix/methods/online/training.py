@@ -12,7 +12,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import require
+from hgms.arguments import require
 from hgms_core import Cost, Data, Key, Problem, Record, Sources, State, Tree, component
 from hgms_core.capabilities import Capabilities, Finishes
 from hgms_core.validators import not_negative, optional_positive, positive

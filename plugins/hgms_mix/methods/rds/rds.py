@@ -10,7 +10,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering, require
+from hgms.arguments import require
+from hgms.config import lowering
 from hgms_core import Cost, Data, Key, Problem, Record, State, component
 from hgms_core.capabilities import GivesRepresentations, find
 from hgms_core.validators import positive

@@ -10,7 +10,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering, require
+from hgms.arguments import require
+from hgms.config import lowering
 from hgms_core import Cost, Key, Problem, Record, State, Tree, component
 from hgms_core.validators import at_least, positive
 from hgms_mix.methods.regmix.regression import Regressor, best, draw_mixtures, fit, sklearn

@@ -12,7 +12,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.config import lowering, require
+from hgms.arguments import require
+from hgms.config import lowering
 from hgms_core import Cost, Data, Key, Problem, Record, State, Tree, component
 from hgms_core.validators import not_negative, positive
 

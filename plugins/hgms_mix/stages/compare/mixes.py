@@ -10,8 +10,8 @@ from attrs import frozen
 
 import hgms.comparison
 import hgms_mix.stages
+from hgms.arguments import require
 from hgms.comparison import apply_scale
-from hgms.config import require
 from hgms.config.tables import tables_of
 from hgms.executors import (
     Executor,
