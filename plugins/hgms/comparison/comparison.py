@@ -355,6 +355,12 @@ def gather(
     tables = []
     for task, by_method in runs.items():
         swept = {sweep.method for sweep in sweeps if sweep.task == task}
+        notes: dict[str, list[str]] = {method: [] for method in by_method}
+        for method, remarks in notes.items():
+            if alike.get((task, method), False):
+                remarks.append(ALIKE)
+            if sweeps and method not in swept:
+                remarks.append("not swept")
         tables.append(
             table(
                 by_method,
@@ -365,11 +371,7 @@ def gather(
                     grid.metrics[task]
                 ],
                 failed={method: lost.get((task, method), []) for method in by_method},
-                notes={
-                    method: [ALIKE] * alike.get((task, method), False)
-                    + ["not swept"] * bool(sweeps and method not in swept)
-                    for method in by_method
-                },
+                notes=notes,
             )
         )
     return Comparison(

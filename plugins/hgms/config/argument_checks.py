@@ -1,4 +1,4 @@
-"""``check_arguments``: functions whose arguments are checked by their annotations."""
+"""``check_arguments``: checks of a function's arguments by their annotations."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 def check_arguments(
     *own: str,
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Decorate a function so that its arguments are checked as those of a component.
+    """Return a decorator that checks arguments in the same way as the fields of a component.
 
-    Arguments named in ``own`` are not checked: the function does it.
+    Arguments named in ``own`` are not checked, because the function checks them.
 
     Raises
     ------

@@ -206,7 +206,8 @@ class _Worker:
         """
         code = self.process.wait() if code is None else code
         why = f"its process {describe_exit(code)}"
-        why += " (out of memory, most often)" * (code == -9)
+        if code == -9:
+            why += " (out of memory, most often)"
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
         self.errors.seek(0)  # the next fork writes at this position

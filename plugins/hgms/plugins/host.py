@@ -220,7 +220,8 @@ class Host:
             try:
                 # an observer may change its record; the run and others must not be affected
                 values = [arguments[name] for name in impl.argnames]
-                impl.function(*(deepcopy(one) if isinstance(one, dict) else one for one in values))
+                copies = [deepcopy(one) if isinstance(one, dict) else one for one in values]
+                impl.function(*copies)
             except (Exception, SystemExit) as error:
                 if hook in ("hgms_ready", "hgms_run_started") and isinstance(
                     error, ConfigError | MissingExtra

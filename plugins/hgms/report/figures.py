@@ -174,13 +174,12 @@ def source_colours(study: Study) -> dict[tuple[str, ...], dict[str, int]]:
         for section in study.sections
         for mixture in section.mixtures.values()
     )
-    most = len(_SOURCE_COLOURS)
-    return {
-        key: dict(
-            zip(prominent([one for one in mixed if one.moves], most), _SOURCE_COLOURS, strict=False)
-        )
-        for key, mixed in mixtures.items()
-    }
+    colours = {}
+    for key, several in mixtures.items():
+        moving = [mixture for mixture in several if mixture.moves]
+        sources = prominent(moving, len(_SOURCE_COLOURS))
+        colours[key] = dict(zip(sources, _SOURCE_COLOURS, strict=False))
+    return colours
 
 
 def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np.ndarray]]:

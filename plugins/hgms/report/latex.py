@@ -97,9 +97,9 @@ def _tex_table(table: Table, name: str, lead: str) -> str:
     align = "".join("r" if cell.number else "l" for cell in table.rows[0])
     body = []
     for number, row in enumerate(table.rows):
-        body += [r"\midrule"] * (number in table.groups) + [
-            " & ".join(map(spell_cell, row)) + r" \\"
-        ]
+        if number in table.groups:
+            body.append(r"\midrule")
+        body.append(" & ".join(map(spell_cell, row)) + r" \\")
     rows = [
         r"\toprule",
         " & ".join(map(tex, table.columns)) + r" \\",

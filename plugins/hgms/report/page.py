@@ -105,7 +105,9 @@ def _trust(section: Section) -> list[tuple[str, str]]:
             except (CheckpointError, OSError) as error:
                 sentences.append((entry.label, f"seed {run.seed}: {first_line(error)}"))
         known = [f"not measured: {phrase}" for phrase in missing_measures(rows)]
-        known = [*warnings(rows), *known] or ["no warning"] * bool(rows)
+        known = [*warnings(rows), *known]
+        if rows and not known:
+            known = ["no warning"]
         sentences += [(entry.label, sentence) for sentence in known]
     return sentences
 

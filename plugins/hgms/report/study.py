@@ -171,9 +171,13 @@ class Section:
             f"{spell(pair, share=share, signed=True)}{' points' * share}"
         )
         if self.winner is not None:
-            others = "every other method" + " and every floor" * bool(self.compared.floor)
+            others = "every other method"
+            if self.compared.floor:
+                others += " and every floor"
             return f"{first} outperforms {others}; {lead}."
-        best = f"{first} has the best mean" + " of the methods" * bool(self.compared.floor)
+        best = f"{first} has the best mean"
+        if self.compared.floor:
+            best += " of the methods"
         sure = len(known) == len(rest)
         if ranked[0].row.ahead_of_floor is False and sure:
             return (

@@ -262,7 +262,7 @@ class Table:
         They state that its metric gets no verdict, how failed seeds count, that no method
         outperforms the best floor, and that there are few seeds.
         """
-        lines = [self.unjudged] * bool(self.unjudged)
+        lines = [self.unjudged] if self.unjudged else []
         lost = any(row.failed or row.undefined for row in self.rows)
         if lost and self.pairs and not self.unjudged:
             lines.append(FAILED)
@@ -536,8 +536,8 @@ def table(
         remarks = list(notes.get(label, ()))
         ahead = None
         if whys[label]:
-            # a remark on the whole table states this reason
-            remarks += [f"no verdict: {whys[label]}"] * (whys[label] != of_all)
+            if whys[label] != of_all:  # else a remark on the whole table states this reason
+                remarks.append(f"no verdict: {whys[label]}")
         elif floor is not None and label in methods:
             ahead = _ahead(pairs[label, floor], higher)
             remarks += _on_floor(floor, pairs[label, floor], ahead=ahead)

@@ -115,7 +115,8 @@ class Result:
 def verdict(check: Check, component: Any, expected: Mapping[str, str]) -> Result:
     """Run one check. A check that passes although a failure is expected is a fault."""
     fault, skipped = check.answer(component)
-    if (reason := expected.get(check.name, "")) and not skipped:
+    reason = expected.get(check.name, "")
+    if reason and not skipped:
         if fault:
             return Result(check.name, excuse=reason)
         fault = f"it passes after all; take it off testing_failures ({reason})"
