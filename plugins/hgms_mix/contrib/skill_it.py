@@ -13,9 +13,8 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
-from hgms.arguments import require
 from hgms.config import lowering
-from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component, hookimpl
+from hgms_core import Cost, Key, Problem, Record, State, component, hookimpl
 from hgms_core.validators import positive
 from hgms_mix.methods.online import training
 
@@ -130,13 +129,8 @@ class SkillIt(training.RoundsMethod):
         number = len(graph)
         if start.numel() == 0:
             start, spent = self.losses(problem, state["train"], state)
-            require(
-                (start > 0).all(),
-                "out-of-range",
-                f"step {state['step'] + 1}: the validation losses at x0, {start.tolist()}, "
-                "must be greater than 0: the graph of 'skill-it' divides by them",
-                place=("problem", "f"),
-                error=NumericalError,
+            hgms_mix.lm.check_positive(
+                start, "for the graph of 'skill-it', the validation losses at x0", state["step"] + 1
             )
         alone = torch.zeros(len(sources.names), dtype=torch.float64)
         alone[number] = 1

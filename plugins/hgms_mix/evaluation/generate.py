@@ -1,8 +1,8 @@
-"""Greedy answers: format conversations, generate tokens, decode to text.
+"""Greedy replies: format conversations, generate tokens, decode to text.
 
 Conversations use the templates of training.
 
-Prompts of a batch are aligned at their ends (left padding), so that a batch gives the same answers
+Prompts of a batch are aligned at their ends (left padding), so that a batch gives the same text
 as single prompts.
 """
 
@@ -134,7 +134,7 @@ def prompt_cap(
 def fingerprint(model: PreTrainedModel) -> str:
     """Return a hash of up to 64 spread entries of every parameter.
 
-    It distinguishes the answers of different models.
+    It distinguishes the replies of different models.
     """
     digest = Digest()
     for name, parameter in sorted(model.named_parameters()):

@@ -59,8 +59,8 @@ class Alignment:
     -----
     Cost: one gradient per source and one for validation.
 
-    Source: this project (the component ``aligned``); the cosines are those of LESS (Xia et al.
-    2024).
+    Source: this project (the component ``aligned``); LESS (Xia et al. 2024) has the same
+    cosines.
     """
 
     name: ClassVar[str] = "alignment"
@@ -91,8 +91,8 @@ class Losses:
 
         a_s = ℓ_s − ℓ⁰_s
 
-    Use when all sources are wanted, to give hard sources more weight. Avoid with noise among the
-    sources: noise that cannot be learned has the largest loss, unless the reference has it too.
+    Use when all sources are wanted, to give hard sources more weight. Avoid if a source is
+    noise: noise that cannot be learned has the largest loss, unless the reference has it too.
 
     Parameters
     ----------

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hgms.arguments import require
 from hgms.config import expand
 from hgms.packages import optional_module
 from hgms_core.errors import DataError, Place, closest
@@ -188,14 +187,13 @@ def _object(row: Any) -> Row | BadRow:
 
 def _array(name: str, at: Place, data: bytes) -> Rows:
     value = _load_json(data)
-    require(
-        not isinstance(value, BadRow),
-        "wrong-format",
-        f"{name} cannot be read: {value}",
-        place=at,
-        hint="correct it, or use JSON lines in UTF-8, where max_bad_rows skips bad rows",
-        error=DataError,
-    )
+    if isinstance(value, BadRow):
+        raise DataError(
+            "wrong-format",
+            f"{name} cannot be read: {value}",
+            place=at,
+            hint="correct it, or use JSON lines in UTF-8, where max_bad_rows skips bad rows",
+        )
     for number, row in enumerate(value):
         yield f"row {number}", _object(row)
 

@@ -83,12 +83,10 @@ class LanguageModel:
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
         """Return the start of the lower variables: fresh adapters, or the model's parameters."""
         device = next(self.model.parameters()).device
+        if self.adapters is not None:
+            return self.adapters.start(key, device, dtype)
         leaves = self.model.named_parameters()
-        return (
-            {name: leaf.detach().to(dtype).clone() for name, leaf in leaves}
-            if self.adapters is None
-            else self.adapters.start(key, device, dtype)
-        )
+        return {name: leaf.detach().to(dtype).clone() for name, leaf in leaves}
 
     def nll(
         self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None

@@ -75,10 +75,9 @@ class Rows:
         return self._mean_losses(summed, wanted.sum(-1), batch)
 
     def _mean_losses(self, summed: Tensor, number: Tensor, batch: Batch) -> Tensor:
-        own = self.average == "example"
-        return summed / (
-            number.clamp_min(1) if own else self.lengths.to(summed.dtype)[batch["source"]]
-        )
+        if self.average == "example":
+            return summed / number.clamp_min(1)
+        return summed / self.lengths.to(summed.dtype)[batch["source"]]
 
     def _seeds(self, batch: Batch, dropout: bool) -> tuple[int, ...] | None:
         if (

@@ -16,10 +16,10 @@ def overlap_warning(
     validation: Mapping[str, Index] | None = None,
     test: Mapping[str, Index] | None = None,
 ) -> str:
-    """Return the message about exact matches between sets; empty if there are none.
+    """Return the message about exact matches between sets; empty without a match.
 
-    Prompts (case folded, white space collapsed) of every validation and test set are compared with
-    every training source, and those of every test set with every validation set. The message has
+    Prompts (case folded, white space collapsed) of validation sets are compared with every training
+    source, and prompts of test sets with every training source and validation set. The message has
     one line per pair of sets with matches, with the numbers of the first few rows, and advice.
 
     Notes

@@ -77,7 +77,7 @@ def passes(
     widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).cpu().numpy().astype(np.int64)
     count = len(widths)
     if equal:
-        ends = [0, *range(most or count, count, most or count), count]
+        ends = [*range(0, count, most or count), count]
     else:
         ends = _cheapest_ends(widths, lengths.numel() // max(count, 1), start, most or count)
     return order, [(first, last, int(widths[last - 1])) for first, last in itertools.pairwise(ends)]

@@ -225,13 +225,11 @@ class MixtureMethod(TrainedMethod):
         train, loss, cost = adamw_on_mixture(
             problem,
             theta,
-            state["train"],
+            state,
             self,
             batch_size=self.batch_size,
             key=Key(state["seed"]).fold(label),
-            at=state["at"],
             count=count,
-            step=state["step"] + 1,
         )
         return {"train": train, "at": state["at"] + count}, {"lower_loss": loss}, cost
 

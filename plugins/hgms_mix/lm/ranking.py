@@ -230,14 +230,20 @@ def check_finite(
     NumericalError
         a value is infinite or not a number.
     """
-    require(
-        torch.isfinite(values).all(),
-        "not-finite",
-        f"step {step}: {what} is not finite",
-        place=place,
-        hint=hint,
-        error=NumericalError,
-    )
+    if not torch.isfinite(values).all():
+        raise NumericalError(
+            "not-finite", f"step {step}: {what} is not finite", place=place, hint=hint
+        )
+
+
+def check_positive(losses: Tensor, what: str, step: int) -> None:
+    """Raise NumericalError unless all losses are greater than 0."""
+    if not (losses > 0).all():
+        raise NumericalError(
+            "out-of-range",
+            f"step {step}: {what} {losses.tolist()} must be greater than 0",
+            place=("problem", "f"),
+        )
 
 
 def upper_gradient(
@@ -361,25 +367,26 @@ def adamw_steps(
 def adamw_on_mixture(
     problem: Problem,
     theta: Tree,
-    state: Tree,
+    state: State,
     settings: AdamWSettings,
     *,
     batch_size: int | None,
     key: Key,
-    at: int,
     count: int,
-    step: int,
 ) -> tuple[Tree, Tensor, Cost]:
-    """Apply ``count`` updates of :func:`adamw` to g(θ, ·), after the first ``at`` updates.
+    """Apply ``count`` updates of :func:`adamw` to g(θ, ·), after the first ``at`` of the state.
 
-    ``key`` and ``at`` determine the batches of ``batch_size`` rows (None: all). Return the state,
-    the last loss and the cost.
+    ``key`` and ``at`` determine the batches of ``batch_size`` rows (None: all). Return the new
+    state of AdamW, the last loss and the cost.
     """
     data = problem.lower_data
+    at = state["at"]
     index = data.draw(key.fold(at), batch_size, count)
     batches = (data.batch(None if index is None else index[number]) for number in range(count))
-    state, loss = adamw_steps(problem.g, theta, batches, state, settings, at=at, step=step)
-    return state, loss, Cost(lower_gradients=count, rows=count * data.count(batch_size))
+    train, loss = adamw_steps(
+        problem.g, theta, batches, state["train"], settings, at=at, step=state["step"] + 1
+    )
+    return train, loss, Cost(lower_gradients=count, rows=count * data.count(batch_size))
 
 
 def adamw_start(x: Tree) -> Tree:

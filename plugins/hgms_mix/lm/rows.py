@@ -157,9 +157,11 @@ def index_of(
         "content": content(name, source),
         "format": source.format,
         "completion": source.completion,
-        **({"fields": dict(source.fields)} if source.fields else {}),
-        **({"split": True} if split else {}),
     }
+    if source.fields:
+        about["fields"] = dict(source.fields)
+    if split:
+        about["split"] = True
     folder = None
     if cache_dir is not None:
         key = digest(json.dumps(about))

@@ -171,7 +171,7 @@ class SourceMixture:
     validation: Mapping[str, Source] = field(validator=_check_sources, hash=False)
     test: Mapping[str, Source] = field(
         factory=dict,
-        validator=lambda *given: check_names(given[2], "test set", ("test",)),
+        validator=lambda _task, _attribute, value: check_names(value, "test set", ("test",)),
         hash=False,
     )
     model: BaseModel
@@ -409,13 +409,9 @@ class SourceMixture:
             which: self.tables(tokenizer, which) for which in SETS[1:]
         }
         indices = [self.rows(which) for which in SETS]
-        read: Mapping[str, Index | TokenTable] = (
-            pool
-            if self.cache is None
-            else indices[0]
-            if self.halves is None
-            else self.tables(tokenizer)
-        )
+        read: Mapping[str, Index | TokenTable] = pool
+        if self.cache is not None:
+            read = indices[0] if self.halves is None else self.tables(tokenizer)
         for message in filter(None, (skipped_rows(everything), overlap_warning(*indices))):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)

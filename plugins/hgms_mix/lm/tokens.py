@@ -106,9 +106,11 @@ def token_table(
         "tokenizer": fingerprint(tokenizer),
         "max_length": max_length,
         "too_long": too_long,
-        **({"split": True} if split else {}),
-        **({} if pick is None else {"pick": store.digest(pick.numpy().tobytes())}),
     }
+    if split:
+        about["split"] = True
+    if pick is not None:
+        about["pick"] = store.digest(pick.numpy().tobytes())
     digest = store.digest(json.dumps(about, sort_keys=True))
     work = functools.partial(
         Tokenising, tokenizer, written.name, max_length, too_long == "truncate", split=split

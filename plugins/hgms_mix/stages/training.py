@@ -18,7 +18,6 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from hgms.arguments import require
 from hgms.runs import Interrupted, Interrupts
 from hgms.store import DiskError, Folder
 from hgms.torch_errors import is_failed_write
@@ -211,15 +210,14 @@ class TrainingProgress:
 
     def append(self, row: Mapping[str, Any], steps: int) -> None:
         """Append the loss of an optimiser step."""
-        require(
-            math.isfinite(row["loss"]),
-            "not-finite",
-            f"the loss of fine-tuning step {row['step']} is {row['loss']}; earlier checkpoints "
-            "are saved",
-            place=("finetune", "lr"),
-            hint="decrease lr, or set clip = 1.0",
-            error=NumericalError,
-        )
+        if not math.isfinite(row["loss"]):
+            raise NumericalError(
+                "not-finite",
+                f"the loss of fine-tuning step {row['step']} is {row['loss']}; earlier checkpoints "
+                "are saved",
+                place=("finetune", "lr"),
+                hint="decrease lr, or set clip = 1.0",
+            )
         self.work.append({LOSSES: json.dumps(row).encode() + b"\n"})
         self.watch(row["step"], steps, row["loss"])
 

@@ -75,6 +75,16 @@ def test_proposals_are_minima_for_uneven_priors(kl: float, sets: int) -> None:
         assert far(omega[some], slopes[:, some], prior[some], kl) < 1e-8
 
 
+def test_proposals_are_minima_for_steep_laws_at_a_small_kl() -> None:
+    for seed in range(25):
+        slopes = 10 * normal(4, 8, seed=seed)
+        prior = (2 * normal(8, seed=1000 + seed)).softmax(0)
+        laws = [Law(floor=0.0, slopes=row, error=0.0) for row in slopes]
+        omega = propose(laws, prior, 1e-3)
+        some = omega > 0
+        assert far(omega[some], slopes[:, some], prior[some], 1e-3) < 1e-6
+
+
 def test_a_proposal_without_a_solution_is_an_error() -> None:
     law = Law(floor=0.0, slopes=torch.tensor([800.0, 900.0], dtype=F64), error=0.0)
     with rejects("not-converged", "method", "kl", of=NumericalError):

@@ -19,6 +19,7 @@ from support.token_tables import read, read_examples
 from hgms_core import HgmsError
 from hgms_core.errors import DataError, MissingExtra
 from hgms_mix.evaluation.questions import place
+from hgms_mix.lm import files
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.sources import Source
@@ -245,3 +246,12 @@ def test_a_hub_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "datasets", None)
     with rejects("missing-package", "s", "hub", of=MissingExtra):
         read_examples("s", source)
+
+
+def test_the_rows_of_an_array_are_not_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rows(list[Any]):
+        def __repr__(self) -> str:
+            raise AssertionError("the text of all rows may be larger than the memory")
+
+    monkeypatch.setattr(files, "_load_json", lambda data: Rows([{"prompt": "a"}]))
+    assert list(files._array("rows.json", (), b"")) == [("row 0", {"prompt": "a"})]

@@ -16,6 +16,8 @@ FLOORS = (0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 """Starts of the fits: e^c as a share of the lowest loss."""
 DELTA = 0.02
 """Residuals above this count linearly, as in the authors' program."""
+FACTORS = tuple(4.0**power for power in range(8, -1, -1))
+"""The values of kl of successive solutions, as multiples of the requested one."""
 WRONG = 1e-4
 """Bound on the error of a proposal in the 1-norm, above which it is an error."""
 
@@ -96,9 +98,9 @@ def propose(laws: Sequence[Law], prior: Tensor, kl: float) -> Tensor:
         min_m Σ_p m_p (log(P m_p) − 1) + kl · log Σ_s q_s e^{−(Tᵀm)_s / kl}
         ω_s ∝ q_s e^{−(Tᵀm)_s / kl},    and m_p = e^{t_p·ω} / P at the solution
 
-    SciPy's Levenberg–Marquardt method solves the last equation for log m. Let c be the derivative
-    of the objective by ω. Then ‖ω − ω*‖₁ ≤ (max c − min c) / (2 kl), because KL is strongly convex
-    in the 1-norm.
+    SciPy's Levenberg–Marquardt method solves the last equation for log m, first for a large kl, and
+    from each solution for a smaller one. Let c be the derivative of the objective by ω. Then
+    ‖ω − ω*‖₁ ≤ (max c − min c) / (2 kl), because KL is strongly convex in the 1-norm.
 
     Raises
     ------
@@ -121,19 +123,20 @@ def propose(laws: Sequence[Law], prior: Tensor, kl: float) -> Tensor:
     start = prior.double().numpy()[allowed]
     log_prior = np.log(start / start.sum())
 
-    def mixture(log_m: np.ndarray) -> np.ndarray:
+    def mixture(log_m: np.ndarray, kl: float) -> np.ndarray:
         return np.asarray(softmax(log_prior - np.exp(log_m) @ slopes / kl))
 
-    def equations(log_m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        omega = mixture(log_m)
+    def equations(log_m: np.ndarray, kl: float) -> tuple[np.ndarray, np.ndarray]:
+        omega = mixture(log_m, kl)
         mean = slopes @ omega
         covariance = (slopes * omega) @ slopes.T - np.outer(mean, mean)
         return log_m + np.log(count) - mean, np.eye(count) + covariance * np.exp(log_m) / kl
 
     with np.errstate(all="ignore"):
-        first = slopes @ np.exp(log_prior) - np.log(count)
-        log_m = root(equations, first, jac=True, method="lm", tol=1e-14).x
-        omega = mixture(log_m)
+        log_m = slopes @ np.exp(log_prior) - np.log(count)
+        for factor in FACTORS:
+            log_m = root(equations, log_m, (factor * kl,), jac=True, method="lm", tol=1e-14).x
+        omega = mixture(log_m, kl)
         residual = np.exp(slopes @ omega) / count - np.exp(log_m)
         bound = np.ptp(residual @ slopes) / (2 * kl)
     require(

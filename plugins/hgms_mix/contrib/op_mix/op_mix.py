@@ -12,7 +12,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.arguments import require
 from hgms.config import lowering
-from hgms_core import Cost, Key, NumericalError, Problem, Record, State, component
+from hgms_core import Cost, Key, Problem, Record, State, component
 from hgms_core.validators import at_least, positive
 from hgms_mix.contrib.op_mix.law import fit, propose
 
@@ -164,14 +164,7 @@ class OpMix(hgms_mix.lm.MixtureMethod):
         x = hgms_mix.lm.interpolate(probes, points[at].tolist())
         step = state["step"] + 1
         by_set, spent = hgms_mix.lm.set_losses(problem, x, "select", self.chunk, step)
-        require(
-            (by_set > 0).all(),
-            "out-of-range",
-            f"step {step}: the validation losses {by_set.tolist()} must be greater than 0 for "
-            "the law of 'op-mix'",
-            place=("problem", "f"),
-            error=NumericalError,
-        )
+        hgms_mix.lm.check_positive(by_set, "for the law of 'op-mix', the validation losses", step)
         losses = torch.cat([state["losses"].reshape(at, len(by_set)), by_set[None]])
         changes: State = {"losses": losses, "at": at + 1}
         record: Record = {"upper_loss": by_set.mean()}

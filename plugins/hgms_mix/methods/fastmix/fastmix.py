@@ -124,13 +124,11 @@ class FastMix(hgms_mix.lm.PhasedMethod):
         train, loss, spent = hgms_mix.lm.adamw_on_mixture(
             problem,
             state["theta"],
-            state["train"],
+            state,
             self,
             batch_size=self.batch_size,
             key=key.fold("batches"),
-            at=state["at"],
             count=self.updates,
-            step=step,
         )
         x = hgms_mix.lm.adamw_part(train, "x")
         products, upper, cost = self._products(problem, x, key.fold("search", step), step)

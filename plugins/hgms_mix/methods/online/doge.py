@@ -1,6 +1,4 @@
-"""DoGE: increase the weight of sources whose gradients agree with the target's, during proxy
-training.
-"""
+"""DoGE: increase the weight of sources with gradients close to the target's, in a proxy run."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class DoGE(training.ProxyMethod):
         W_s = ⟨∇ℓ_s(x_t), ∇ℓ*(x_t)⟩ / mean_r ‖∇ℓ_r(x_t)‖,  clipped to ``bounds``
         α_t = argmin over the simplex of  −rate ⟨α, W⟩ + KL(α ‖ α_{t−1})   ∝  α_{t−1} e^(rate·W)
         x_{t+1} = AdamW(x_t, Σ_s α_t,s ∇ℓ_s(x_t));  ω = mean of α_1 … α_steps;
-            x from x0 again, ``train_steps`` at ω
+            x from x0, ``train_steps`` at ω
 
     The target ℓ* is ``validation``: f on the rows of the role ``differentiate`` (the paper's
     out-of-domain variant), or ``sources``: for source s the sum of all other ℓ_r (its general
