@@ -82,7 +82,7 @@ def check_losses(problem: Problem, theta: Tree, x: Tree, key: Key, few: int = FE
         with _with_arguments(name, theta, x, batch), arguments_unchanged(name, theta, x):
             value, above, below = _gradients(bound, theta, x)
             uses[name] = [any(grad is not None for grad in grads) for grads in (above, below)]
-            with _random_named(loss):
+            with _explain_randomness(loss):
                 check_repeats(name, bound, theta, x)
             slopes = dict(zip((f"x: {label}" for label in x), below, strict=True))
             if name == "f":
@@ -217,19 +217,19 @@ def _names(tree: Tree) -> str:
 class ExplainsRandomness(Protocol):
     """A capability of losses: names the layers that may cause random numbers."""
 
-    def random(self) -> HgmsError:
+    def randomness_error(self) -> HgmsError:
         """Return the error for a loss that is not repeatable."""
 
 
 @contextlib.contextmanager
-def _random_named(loss: Any) -> Iterator[None]:
+def _explain_randomness(loss: Any) -> Iterator[None]:
     """Inside the context, the error of a random loss lists the layers that may be the cause."""
     try:
         yield
     except ConfigError as error:
         explains = find(loss, ExplainsRandomness)
         if error.code == RANDOM.code and explains is not None:
-            raise explains.random() from None
+            raise explains.randomness_error() from None
         raise
 
 

@@ -203,7 +203,7 @@ def inner(model: Any) -> Any:
     return model
 
 
-def _random(model: nn.Module, view: View) -> ConfigError:
+def _randomness_error(model: nn.Module, view: View) -> ConfigError:
     """Return the error for a loss that draws random numbers.
 
     The error lists the dropout rates that may be the cause. These rates belong to layers that no
@@ -280,9 +280,9 @@ class ModuleParts:
         kind = nn.modules.dropout._DropoutNd
         return any(isinstance(part, kind) and part.training and part.p > 0 for part in layers)
 
-    def random_loss(self) -> ConfigError:
+    def randomness_error(self) -> ConfigError:
         """Return the error for a loss that draws random numbers, with the rates of dropout."""
-        return _random(self.module, self.fitting)
+        return _randomness_error(self.module, self.fitting)
 
     @property
     def has_batch_statistics(self) -> bool:
@@ -461,7 +461,7 @@ def fields(
                 else outcome
             )
 
-        value.random = functools.partial(_random, own, view)  # type: ignore[attr-defined]
+        value.randomness_error = functools.partial(_randomness_error, own, view)  # type: ignore[attr-defined]
         recurrent = {NotStackable} if view.recurrent else set()  # vmap has no rule for these layers
         value.capabilities = frozenset({ExplainsRandomness, *recurrent})  # type: ignore[attr-defined]
         return value

@@ -552,7 +552,7 @@ def check_effects(module: ModuleProblem) -> None:
         (slope,) = slopes(value, [u])
     except RuntimeError as error:
         if "randomness error mode" in str(error):
-            raise module.parts.random_loss() from error
+            raise module.parts.randomness_error() from error
         raise ConfigError(
             "not-differentiable",
             f"the training loss has no gradient in the hyperparameters: {error}",
