@@ -96,10 +96,10 @@ class LanguageModel:
         The shape is ``[B]``, or ``[N, B]`` for stacked adapters.
         """
         count = mask[..., 1:].sum(-1)
-        *lead, batch, width = tokens.shape
+        *lead, batch, full = tokens.shape
         if seeds is not None or _is_transformed():
             step = self.rows or batch
-            cut = [(first, min(first + step, batch), width) for first in range(0, batch, step)]
+            cut = [(first, min(first + step, batch), full) for first in range(0, batch, step)]
             back = None
         else:
             lengths = needed_lengths(mask)
