@@ -1,4 +1,4 @@
-"""Settings: budgets, paths, memory, and functions whose arguments are checked."""
+"""Settings: budgets, paths, memory, and checks of arguments."""
 
 from __future__ import annotations
 
