@@ -31,19 +31,20 @@ def _signatures(protocol: type) -> Callable[[object, Attribute[Any], object], No
     return check
 
 
-def _check_estimate(estimator: HyperGradient, outcome: Any, theta: Tree) -> tuple[Estimate, Any]:
-    """Require (Estimate, state), with the shapes of θ: others would be broadcast in silence."""
-    what = f"{type(estimator).__name__}.estimate"
+def _check_result(part: object, method: str, outcome: Any, kind: type, theta: Tree) -> Any:
+    """Require (Estimate or θ, state) with the shapes of θ: others would be broadcast in silence."""
+    what = f"{type(part).__name__}.{method}"
+    name = "theta" if kind is Mapping else "value"
     items = outcome if isinstance(outcome, tuple) else (outcome,)
-    if len(items) != 2 or not isinstance(items[0], Estimate) or not isinstance(items[1], Mapping):
+    if len(items) != 2 or not isinstance(items[0], kind) or not isinstance(items[1], Mapping):
         raise ConfigError(
             "wrong-result",
-            f"{what} returns {' and '.join(map(kind_of, items))}, but must return (Estimate, "
-            "state)",
+            f"{what} returns {' and '.join(map(kind_of, items))}, but must return "
+            f"({'theta' if kind is Mapping else 'Estimate'}, state)",
             place=tuple(what.split(".")),
         )
-    check_alike(f"{what}.value", items[0].value, theta, "is")
-    return items[0], items[1]
+    check_alike(f"{what}.{name}", getattr(items[0], "value", items[0]), theta, "is")
+    return items
 
 
 @final
@@ -141,14 +142,14 @@ class Pipeline:
         found = self.hypergradient.estimate(
             problem, theta, candidates, selection, key.fold("differentiate"), state["hypergradient"]
         )
-        estimate, memory = _check_estimate(self.hypergradient, found, theta)
-        proposed, outer = self.outer.step(theta, estimate.value, state["outer"], progress)
+        estimate, memory = _check_result(self.hypergradient, "estimate", found, Estimate, theta)
+        moved = self.outer.step(theta, estimate.value, state["outer"], progress)
+        proposed, outer = _check_result(self.outer, "step", moved, Mapping, theta)
         updated = problem.project(proposed)
-        index, carry = selection.index, key.fold("carry")
-        start = self.generator.carry(start, candidates, index, carry, problem)
+        index = selection.index
+        start = self.generator.carry(start, candidates, index, key.fold("carry"), problem)
 
-        last = self.answer == "last"
-        x = candidates.at(candidates.count - 1) if last else candidates.at(index)
+        x = candidates.at(candidates.count - 1 if self.answer == "last" else index)
         spent = selection.cost + candidates.cost + estimate.cost
         cost = Cost(**state["cost"]) + spent
         advanced = {

@@ -153,6 +153,23 @@ def valued(**value: Any) -> Callable[[], Any]:
     return estimated(lambda theta: (Estimate(value=value, upper_loss=torch.zeros(())), {}))
 
 
+class Moving:
+    """An outer optimiser with an answer of one's own."""
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        self.answer = answer
+
+    def init(self, theta: Any) -> Any:
+        return {}
+
+    def step(self, theta: Any, gradient: Any, state: Any, progress: float) -> Any:
+        return self.answer(theta)
+
+
+def moves(answer: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: run(pipeline(outer=Moving(answer)), problem(), "1 steps")
+
+
 def twice(problem: Any, state: Any) -> Any:
     """Goes through one graph twice."""
     theta = {name: leaf.clone().requires_grad_() for name, leaf in state["theta"].items()}
@@ -198,6 +215,21 @@ PIPELINE: dict[str, tuple[Any, ...]] = {
     ),
     "an estimate without a leaf": (valued(), "wrong-result", ("Estimating", "estimate", "value")),
     "an estimate of numbers": (valued(t=0.5), "wrong-result", ("Estimating", "estimate", "value")),
+    "an outer step without a state": (
+        moves(lambda theta: theta),
+        "wrong-result",
+        ("Moving", "step"),
+    ),
+    "an outer step to another shape, which would be broadcast": (
+        moves(lambda theta: ({"t": torch.ones(1)}, {})),
+        "wrong-result",
+        ("Moving", "step", "theta"),
+    ),
+    "an outer step to other names": (
+        moves(lambda theta: ({"other": theta["t"]}, {})),
+        "wrong-result",
+        ("Moving", "step", "theta"),
+    ),
     "a budget in calls that nobody counts": (
         ran("40 calls"),
         "wrong-result",
