@@ -13,12 +13,15 @@ import logging
 import os
 import signal
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import click
 
 from hgms.cli.terminal import host_of
 from hgms.config.control_characters import printable
+from hgms.config.fingerprinting import FIRST_PARTY, is_library_file
 from hgms.plugins import LOG, Host, PluginInfo, describe
 from hgms_core import PLUGIN_API, HgmsError, __version__
 from hgms_core.errors import PluginError, shorten, unknown_name
@@ -77,15 +80,6 @@ class _Commands(click.Group):
         logger.addHandler(handler)
         try:
             return super().invoke(ctx)
-        except HgmsError as error:
-            if ctx.params.get("debug"):
-                raise
-            raise _Shown(str(error), error.exit_code) from error
-        except OSError as error:
-            if ctx.params.get("debug") or error.errno in (None, errno.EPIPE):
-                raise
-            where = f" {error.filename}" if error.filename is not None else ""
-            raise _Shown(f"cannot use{where}: {error.strerror}", 1) from error
         except SystemExit as error:  # click's normal exit is another exception
             if ctx.invoked_subcommand not in host_of(ctx).programs:
                 raise  # a plugin's command chooses its exit
@@ -95,6 +89,11 @@ class _Commands(click.Group):
                 f"a component or plugin called sys.exit({error}), but must raise an error instead",
                 1,
             ) from error
+        except Exception as error:
+            shown = None if ctx.params.get("debug") else _shown(error, host_of(ctx))
+            if shown is None:
+                raise
+            raise shown from error
         except KeyboardInterrupt as error:
             click.echo(str(error) or "interrupted", err=True)
             ctx.exit(128 + getattr(error, "number", signal.SIGINT))
@@ -152,6 +151,21 @@ class _Commands(click.Group):
         return dict(group.commands)
 
 
+def _line_of_plugin(error: BaseException, host: Host) -> str:
+    """Return the innermost line of an error in the code of a third party; "" without one."""
+    third_parties = {
+        info.module.partition(".")[0] for info in host.infos.values() if not info.program
+    } - FIRST_PARTY
+    found = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        top = str(frame.f_globals.get("__name__")).partition(".")[0]
+        is_local = top not in {*FIRST_PARTY, "__main__"} and not is_library_file(file)
+        if top in third_parties or is_local:
+            found = f"{Path(file).name}:{number}"
+    return found
+
+
 class _Shown(click.ClickException):
     """Display an HGMS error as click displays its own: message and exit code, no traceback."""
 
@@ -161,6 +175,25 @@ class _Shown(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(printable(f"error: {self.message}"), err=True, file=file)
+
+
+def _shown(error: Exception, host: Host) -> _Shown | None:
+    """Return the message for an error; None for click's own, and for faults of HGMS."""
+    if isinstance(error, HgmsError):
+        return _Shown(str(error), error.exit_code)
+    if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
+        where = f" {error.filename}" if error.filename is not None else ""
+        return _Shown(f"cannot use{where}: {error.strerror}", 1)
+    if isinstance(error, OSError | click.ClickException | click.Abort | click.exceptions.Exit):
+        return None
+    line = _line_of_plugin(error, host)
+    if not line:
+        return None
+    return _Shown(
+        f"{describe(error)} ({line})\n"
+        "  `hgms check` finds faults of components; `hgms --debug …` shows the traceback",
+        1,
+    )
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

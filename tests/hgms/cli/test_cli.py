@@ -157,6 +157,47 @@ def test_errors_in_a_configuration_have_no_traceback(
     assert isinstance(debug.exception, hgms_core.ConfigError)
 
 
+FAILING = """
+from hgms_core import component, hookimpl
+
+@component
+class Failing:
+    name = "failing"
+
+    def init(self, problem, seed):
+        return {"theta": problem.theta0, "x": problem.x0, "step": 0}
+
+    def step(self, problem, state, progress):
+        raise KeyError("lr")
+
+    def result(self, state):
+        return state["theta"], state["x"]
+
+@hookimpl
+def hgms_register_methods():
+    return [Failing]
+"""
+
+
+def test_an_exception_of_a_component_is_one_line_with_its_place(
+    run: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(CONFIG.replace("halve", "failing"))
+    (tmp_path / "failing.py").write_text(FAILING)
+    command = [*run, "--plugin", tmp_path / "failing.py"]
+    done = call(*command)
+    assert (done.exit_code, "Traceback" in done.stderr) == (1, False)
+    assert "KeyError: 'lr' (failing.py:12)" in done.stderr
+    assert isinstance(call("--debug", *command, "--resume").exception, KeyError)
+
+
+def test_faults_of_hgms_show_a_traceback(
+    run: tuple[str | Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hgms.runs.command.run_config", Mock(side_effect=KeyError("lr")))
+    assert isinstance(call(*run).exception, KeyError)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "shown"),
     [
