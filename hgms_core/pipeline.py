@@ -34,7 +34,6 @@ def _signatures(protocol: type) -> Callable[[object, Attribute[Any], object], No
 def _check_result(part: object, method: str, outcome: Any, kind: type, theta: Tree) -> Any:
     """Require (Estimate or θ, state) with the shapes of θ: others would be broadcast in silence."""
     what = f"{type(part).__name__}.{method}"
-    name = "theta" if kind is Mapping else "value"
     items = outcome if isinstance(outcome, tuple) else (outcome,)
     if len(items) != 2 or not isinstance(items[0], kind) or not isinstance(items[1], Mapping):
         raise ConfigError(
@@ -43,7 +42,8 @@ def _check_result(part: object, method: str, outcome: Any, kind: type, theta: Tr
             f"({'theta' if kind is Mapping else 'Estimate'}, state)",
             place=tuple(what.split(".")),
         )
-    check_alike(f"{what}.{name}", getattr(items[0], "value", items[0]), theta, "is")
+    name, value = ("theta", items[0]) if kind is Mapping else ("value", items[0].value)
+    check_alike(f"{what}.{name}", value, theta, "is")
     return items
 
 

@@ -119,7 +119,9 @@ def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, 
         forms = [f"use {kind.name}:{name}" for kind in kinds]
         raise ConfigError(
             "ambiguous-name" if kinds else "unknown-component",
-            f"{name!r} is the name of {len(kinds)} components, but must be the name of one",
+            f"{len(kinds)} components have the name {name!r}"
+            if kinds
+            else f"unknown component {name!r}",
             place=("MODULE:CLASS",),
             hint="\n".join([*forms, FORM, "run `hgms list` for all names"]),
             did_you_mean=() if kinds else nearest(name, names),

@@ -80,8 +80,8 @@ def check_structure(outer: Any) -> None:
 
 
 def check_quadratic(outer: Any) -> None:
-    """400 steps on ½‖θ − c‖² end near c from any start. A ConfigError with the reason why the
-    optimiser rejects the start is accepted.
+    """400 steps on ½‖θ − c‖² end within 0.1 of c from any start. A ConfigError with the reason why
+    the optimiser rejects the start is accepted.
     """
     theta = {"a": numbers([2.0, -1.0, 0.0]), "b": numbers([0.0, 0.0])}
     target = {"a": numbers([0.5, 0.3, -0.6]), "b": numbers([0.2, -0.4])}
@@ -94,8 +94,8 @@ def check_quadratic(outer: Any) -> None:
 
 
 def check_simplex(outer: Any) -> None:
-    """400 steps over probability vectors towards a target inside the simplex end near the target
-    and on the simplex.
+    """400 steps over probability vectors towards a target inside the simplex end within 0.1 of the
+    target and of the simplex.
     """
     target = {"a": numbers([0.6, 0.3, 0.1]), "b": numbers([0.8, 0.2])}
     end, _ = _run(outer, start(), target)
