@@ -31,7 +31,7 @@ def _signatures(protocol: type) -> Callable[[object, Attribute[Any], object], No
     return check
 
 
-def _check_result(part: object, method: str, outcome: Any, kind: type, theta: Tree) -> Any:
+def _check_result(part: object, method: str, outcome: Any, kind: Any, theta: Tree) -> Any:
     """Require (Estimate or θ, state) with the shapes of θ: others would be broadcast in silence."""
     what = f"{type(part).__name__}.{method}"
     items = outcome if isinstance(outcome, tuple) else (outcome,)
@@ -42,7 +42,8 @@ def _check_result(part: object, method: str, outcome: Any, kind: type, theta: Tr
             f"({'theta' if kind is Mapping else 'Estimate'}, state)",
             place=tuple(what.split(".")),
         )
-    name, value = ("theta", items[0]) if kind is Mapping else ("value", items[0].value)
+    name = "theta" if kind is Mapping else "value"
+    value = items[0] if kind is Mapping else items[0].value
     check_alike(f"{what}.{name}", value, theta, "is")
     return items
 
@@ -106,15 +107,13 @@ class Pipeline:
             raise ConfigError(
                 "wrong-value", "x0 contains no tensor, so there is no lower level", place=("x0",)
             )
-        start = self.generator.init(problem, Key(seed).fold("init"))
-        hypergradient = self.hypergradient.init(problem)
         return {
             "seed": seed,
             "step": 0,
             "theta": dict(problem.theta0),
             "x": dict(problem.x0),
-            "start": start,
-            "hypergradient": hypergradient,
+            "start": self.generator.init(problem, Key(seed).fold("init")),
+            "hypergradient": self.hypergradient.init(problem),
             "outer": self.outer.init(problem.theta0),
             "cost": Cost().numbers(),
         }
