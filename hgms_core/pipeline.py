@@ -148,7 +148,8 @@ class Pipeline:
         index = selection.index
         start = self.generator.carry(start, candidates, index, key.fold("carry"), problem)
 
-        x = candidates.at(candidates.count - 1 if self.answer == "last" else index)
+        last = self.answer == "last"
+        x = candidates.at(candidates.count - 1) if last else candidates.at(index)
         spent = selection.cost + candidates.cost + estimate.cost
         cost = Cost(**state["cost"]) + spent
         advanced = {

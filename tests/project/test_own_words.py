@@ -74,7 +74,6 @@ ALLOWED = {
         "branches": "the part that the kit takes first",
         "implicit": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
-        "restart": "a value of carry_rule",
     },
 }
 
