@@ -255,7 +255,7 @@ def cleaned(objective: Objective) -> None:
     losses = []
     for label in range(int(y.max()) + 1):
         rows = {**problem.rows, "y": torch.full_like(y, label)}
-        losses.append(evolve(problem, rows=rows).losses_under(w, held)[: problem.train_size])
+        losses.append(evolve(problem, rows=rows).losses_under(w, held))
     probabilities = (-torch.stack(losses, 1)).softmax(1)
     labels = y[: problem.train_size].long()
     issues = find_label_issues(labels.numpy(), probabilities.numpy(), n_jobs=1)

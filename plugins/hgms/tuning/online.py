@@ -19,20 +19,20 @@ Cost of one lower step: one gradient per replica; with a hypergradient, about fo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import attrs
 import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from hgms.tuning.candidate import Candidate, scores
 from hgms.tuning.meter import Meter, Stage, Stages
 from hgms.tuning.problem import Masks, Space, TuningProblem
 from hgms.tuning.row_filter import filter_start, fold_masks, kept_rows, row_mask
-from hgms_core import Batch, Key
+from hgms_core import Batch, Key, slopes
 
 RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 TRIAL_STEPS = 25
@@ -275,20 +275,18 @@ class Online:
         """Return the lower rate that lowers the training loss most in a few steps."""
         problem = self.problem
         fit = problem.masks.fit[-1:]
-        numbers = self.batches(fit, self.key.fold("trial"), 1)[0]
-        batch = problem.batch(numbers)
-        mask = _select(fit, numbers)[0]
-        u = problem.space.start
+        mask, batch = self.batches(fit, self.key.fold("trial"), 1)(0)
+        u = problem.space.start[None]
         losses: dict[float, float] = {}
         for rate in RATES:
-            w = problem.w0
+            w = problem.w0[None]
             adam = Adam.of(w, rate)
             for _ in range(TRIAL_STEPS):
-                adam.observe(grad(problem.train_loss)(w, u, mask, batch))
+                adam.observe(problem.slope(w, u, mask, batch))
                 w = adam.move(w)
                 self.meter.call(1)
             with torch.no_grad():
-                loss = float(problem.train_loss(w, u, mask, batch))
+                loss = float(problem.train_loss(w[0], u[0], mask[0], batch))
             losses[rate] = loss if math.isfinite(loss) else math.inf
         return {"rate": min(losses, key=losses.__getitem__)}
 
@@ -323,10 +321,10 @@ class Online:
         fit, held = fold_masks(problem, self.key.fold("filter"))
         w = problem.w0.expand(len(fit), -1)
         u = problem.space.start.expand(len(fit), -1)
-        slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
         adam = Adam.of(w, self.rate)
-        for numbers in self.batches(fit, self.key.fold("filter", "rows"), self.best_step):
-            adam.observe(slope_of(w, u, _select(fit, numbers), problem.batch(numbers)))
+        rows_at = self.batches(fit, self.key.fold("filter", "rows"), self.best_step)
+        for step in range(self.best_step):
+            adam.observe(problem.slope(w, u, *rows_at(step)))
             w = adam.move(w)
             self.meter.count()
             self.meter.call(len(w))
@@ -354,33 +352,25 @@ class Online:
         """
         problem = self.problem
         w = problem.initial(u)
-        slope_of = vmap(grad(problem.train_loss), in_dims=(0, 0, 0, None))
         has_rates = problem.space.uses("rate")
         rates = partial(problem.space.rates, size=w.shape[1])
         unrolled = UNROLLED if has_rates or problem.space.uses("anchor") else 1
         every = max(EVERY, unrolled)
         adam = Adam.of(w, self.rate)
         lower = self.batches(fit, key.fold("lower"), LONGEST)
-        upper = lower if learn is None else self.batches(learn, key, LONGEST)
+        upper = None if learn is None else self.batches(learn, key, LONGEST)
         best: Trained | None = None
         stalled = 0
         judging = 0.0
         marks = [self.meter.share]
-        for step, numbers in enumerate(lower, 1):
-            batch = problem.batch(numbers)
-            mask = _select(fit, numbers)
-            adam.observe(slope_of(w, u, mask, batch))
-            if mover is not None and learn is not None and step > 5 and step % every == 0:
-                rows = upper[step - 1]
-                coming = lower[step - 1 : step - 1 + unrolled]
-                ahead = partial(
-                    self._ahead,
-                    batches=[problem.batch(each) for each in coming],
-                    upper=problem.batch(rows),
-                )
-                fits = tuple(_select(fit, each) for each in coming)
-                outer = _select(learn, rows)
-                u = mover.move(u, vmap(grad(ahead))(u, w, adam.scale, fits, outer))
+        for step in range(1, LONGEST + 1):
+            adam.observe(problem.slope(w, u, *lower(step - 1)))
+            if mover is not None and upper is not None and step > 5 and step % every == 0:
+                last = min(step - 1 + unrolled, LONGEST)
+                coming = [lower(number) for number in range(step - 1, last)]
+                leaf = u.detach().requires_grad_()
+                losses = self.ahead(leaf, w, adam.scale, coming, upper(step - 1))
+                u = mover.move(u, slopes(losses.sum(), [leaf])[0])
                 self.meter.call((len(coming) + 1) * len(w))
             w = adam.move(w, vmap(rates)(u) if has_rates else 1.0)
             self.meter.count()
@@ -404,37 +394,45 @@ class Online:
         assert best is not None
         return best, u
 
-    def _ahead(
+    def ahead(
         self,
         u: Tensor,
         w: Tensor,
         scale: Tensor,
-        fits: tuple[Tensor, ...],
-        outer: Tensor,
-        batches: list[Batch],
-        upper: Batch,
+        coming: Sequence[tuple[Tensor, Batch]],
+        upper: tuple[Tensor, Batch],
     ) -> Tensor:
-        """Return the upper loss after one preconditioned lower step per batch."""
+        """Return the upper losses after one preconditioned lower step per batch, ``[R]``.
+
+        ``coming`` and ``upper`` are masks and their rows, as :meth:`batches` returns them.
+        """
         problem = self.problem
         if problem.space.uses("rate"):
-            scale = scale * problem.space.rates(u, len(w))
-        for fit, batch in zip(fits, batches, strict=True):
-            w = w - scale * grad(problem.train_loss)(w, u, fit, batch)
-        return problem.outer_loss(w, outer, upper) / outer.sum().clamp_min(1.0)
+            scale = scale * vmap(partial(problem.space.rates, size=w.shape[1]))(u)
+        for masks, batch in coming:
+            w = w - scale * problem.slope(w, u, masks, batch)
+        masks, batch = upper
+        losses = vmap(problem.outer_loss, in_dims=(0, 0, None))(w, masks, batch)
+        return losses / masks.sum(1).clamp_min(1.0)
 
     @property
     def uses_all_rows(self) -> bool:
         """Whether each lower step uses all rows."""
         return self.problem.total <= (self.batch_size or WHOLE)
 
-    def batches(self, masks: Tensor, key: Key, steps: int) -> list[Tensor | None]:
-        """Return the row numbers of each step, drawn from the rows that any replica uses."""
+    def batches(self, masks: Tensor, key: Key, steps: int) -> Callable[[int], tuple[Tensor, Batch]]:
+        """Return a function of the step: masks and rows of its batch.
+
+        Rows are drawn from the rows that any replica uses.
+        """
+        problem = self.problem
+        rows = problem.used(masks)
         if self.uses_all_rows:
-            return [None] * steps
-        size = self.batch_size or 256
-        rows = masks.any(0).nonzero()[:, 0]
-        count = min(size, len(rows))
-        return list(rows[key.indices(len(rows), count, steps, rows.device)])
+            everything = (masks[:, rows], problem.batch(rows))
+            return lambda step: everything
+        count = min(self.batch_size or 256, len(rows))
+        numbers = rows[key.indices(len(rows), count, steps, rows.device)]
+        return lambda step: (masks[:, numbers[step]], problem.batch(numbers[step]))
 
     def final(self, candidate: Candidate) -> Tensor:
         """Return the parameters of the selected candidate, ``[d]``."""
@@ -451,7 +449,3 @@ def _candidate(name: str, stage: Stage, is_baseline: bool) -> Candidate:
         u=u if u.dim() == 1 else u[-1],
         w=stage["w"][-1],
     )
-
-
-def _select(masks: Tensor, numbers: Tensor | None) -> Tensor:
-    return masks if numbers is None else masks[:, numbers]

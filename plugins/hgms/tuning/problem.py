@@ -265,15 +265,36 @@ class TuningProblem:
             weight = mask * torch.where(is_training, self.space.row_weights(u, own), 1.0)
         losses = self.row_losses(w, u, batch, True)
         data = (weight * losses).sum() / mask.sum().clamp_min(1.0)
-        decay = self.space.decay(u, len(w))
-        total = data + (decay * w * w).sum() / 2
+        total = data
+        if self.space.uses("index"):
+            total = total + (self.space.decay(u, len(w)) * w * w).sum() / 2
         if self.regulariser is not None:
             total = total + self.regulariser(self.spec.unravel(w), batch)
         return total + self.space.attraction(u, w) if self.space.uses("anchor") else total
 
+    def used(self, masks: Tensor) -> Tensor:
+        """Return the numbers of the rows that a mask contains, ``[rows]``.
+
+        These are all rows if layers may combine rows (batch normalisation).
+        """
+        rows = masks.any(0) if self.is_smooth else torch.ones_like(masks[0])
+        return rows.nonzero()[:, 0]
+
     def initial(self, u: Tensor) -> Tensor:
         """Return the parameters at the start of a training for each row of u, ``[R, d]``."""
         return vmap(partial(self.space.initial, w0=self.w0))(u)
+
+    def slope(self, w: Tensor, u: Tensor, masks: Tensor, batch: Batch) -> Tensor:
+        """Return the gradients of the training losses of R models in their w, ``[R, d]``.
+
+        One backward pass of the sum; it is differentiable in w and u if one of them requires a
+        gradient.
+        """
+        is_differentiable = w.requires_grad or u.requires_grad
+        leaf = w if w.requires_grad else w.detach().requires_grad_()
+        losses = vmap(self.train_loss, in_dims=(0, 0, 0, None))(leaf, u, masks, batch)
+        (found,) = torch.autograd.grad(losses.sum(), leaf, create_graph=is_differentiable)
+        return found
 
     def outer_loss(self, w: Tensor, mask: Tensor, batch: Batch) -> Tensor:
         """Return the sum of the validation losses of the rows in the mask, at neutral values."""
@@ -281,17 +302,18 @@ class TuningProblem:
 
     def held_out(self, w: Tensor) -> Tensor:
         """Return the loss of each judged row under the replica that has not used it."""
-        masks = self.masks.held
-        return self.losses_under(w, masks)[masks.any(0)]
+        return self.losses_under(w, self.masks.held)
 
     def losses_under(self, w: Tensor, masks: Tensor) -> Tensor:
-        """Return the loss of each row under the replica whose mask contains it, ``[rows]``."""
+        """Return the loss of each row of the masks under the replica whose mask contains it."""
         parts = []
-        for numbers in torch.arange(self.total, device=self.w0.device).split(CHUNK):
+        for numbers in self.used(masks).split(CHUNK):
             batch = self.batch(numbers)
             with torch.no_grad():
                 each = vmap(partial(self._neutral, batch))(w)
-            parts.append(torch.where(masks[:, numbers] > 0, each, 0.0).sum(0))
+            own = masks[:, numbers]
+            losses = torch.where(own > 0, each, 0.0).sum(0)
+            parts.append(losses[own.any(0)])
         return torch.cat(parts)
 
     def mean_loss(self, w: Tensor, rows: Data) -> float:

@@ -31,7 +31,7 @@ def fold_masks(problem: TuningProblem, key: Key) -> tuple[Tensor, Tensor]:
 
 def kept_rows(problem: TuningProblem, w: Tensor, held: Tensor) -> Tensor:
     """Return a mask of the training rows with a low out-of-fold loss."""
-    losses = problem.losses_under(w, held)[: problem.train_size]
+    losses = problem.losses_under(w, held)
     return losses <= threshold(losses)
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from attrs import evolve
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 import hgms
@@ -119,14 +118,15 @@ def test_the_online_engine_differentiates_one_look_ahead_step() -> None:
     w = problem.w0.expand(len(masks.group), -1)
     u = problem.space.start.expand(len(w), -1) + 0.1
     scale = torch.full_like(w, 0.05)
-    upper = partial(engine._ahead, batches=[problem.rows], upper=problem.rows)
-    slope = vmap(torch.func.grad(upper))(u, w, scale, (masks.fit,), masks.outer)
+    batches = ([(masks.fit, problem.rows)], (masks.outer, problem.rows))
+    leaf = u.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(engine.ahead(leaf, w, scale, *batches).sum(), leaf)
     step = 1e-6
     for entry in range(u.shape[1]):
         shift = torch.zeros_like(u)
         shift[:, entry] = step
-        above = vmap(upper)(u + shift, w, scale, (masks.fit,), masks.outer)
-        below = vmap(upper)(u - shift, w, scale, (masks.fit,), masks.outer)
+        above = engine.ahead(u + shift, w, scale, *batches)
+        below = engine.ahead(u - shift, w, scale, *batches)
         torch.testing.assert_close(slope[:, entry], (above - below) / (2 * step), atol=1e-7, rtol=0)
 
 
@@ -187,10 +187,10 @@ def test_the_online_engine_differentiates_rates_and_starts_through_several_steps
             totals.append((outer * (a @ w - y).square()).sum() / outer.sum().clamp_min(1))
         return torch.stack(totals)
 
-    upper = partial(engine._ahead, batches=[problem.rows] * 5, upper=problem.rows)
-    fits = (masks.fit,) * 5
-    torch.testing.assert_close(vmap(upper)(u, start, scale, fits, masks.outer), unrolled(u))
-    slope = vmap(torch.func.grad(upper))(u, start, scale, fits, masks.outer)
+    batches = ([(masks.fit, problem.rows)] * 5, (masks.outer, problem.rows))
+    torch.testing.assert_close(engine.ahead(u, start, scale, *batches), unrolled(u))
+    leaf = u.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(engine.ahead(leaf, start, scale, *batches).sum(), leaf)
     for entry in range(9):
         expected = central_difference(unrolled, u, entry)
         torch.testing.assert_close(slope[:, entry], expected, atol=1e-8, rtol=1e-6)
