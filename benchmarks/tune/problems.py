@@ -333,7 +333,7 @@ TABLES: dict[str, Callable[[int], Arguments]] = {
     "boston-2": of_r("MASS", "Boston", "medv", 253, degree=2),
     "hitters-2": of_r("ISLR", "Hitters", "Salary", 180, degree=2),
     "ames": of_r("modeldata", "ames", "Sale_Price", 500),
-    "college-2": of_r("ISLR", "College", "Apps", 300, degree=2),
+    "college-2": of_r("ISLR", "College", "Outstate", 300, degree=2),
     "proteins": of_r("modeldata", "ad_data", "Class", 200, "Impaired"),
     "cells": of_r("modeldata", "cells", "class", 400, "PS"),
     "hepatic": of_r("modeldata", "hepatic_injury_qsar", "class", 180, "none"),
