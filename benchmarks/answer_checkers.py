@@ -13,11 +13,18 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from hgms_mix.evaluation import harness, questions
+from hgms_mix.evaluation import questions
 from hgms_mix.evaluation.questions import Question
 from hgms_mix.evaluation.scores import score
+
+DEFINITIONS = {
+    "gsm8k": "gsm8k/gsm8k.yaml",
+    "hendrycks_math": "hendrycks_math/hendrycks_math_algebra.yaml",
+}
+"""The files of the harness that define its tasks."""
 
 Form = Callable[[str, Mapping[str, Any]], str | None]
 """Creates a response from the known answer and the question's row; ``None`` if it cannot."""
@@ -103,6 +110,21 @@ def _solved(row: Mapping[str, Any]) -> str:
     return str(row["answer"]).rpartition("####")[0]
 
 
+def harness_task(name: str, file: str) -> Any:
+    """Return the harness's task with the rows of a file."""
+    import lm_eval.tasks
+    from datasets import Dataset, DatasetDict
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    table = load_yaml(Path(str(lm_eval.tasks.__file__)).parent / DEFINITIONS[name])
+    rows, _ = questions.rows_of(questions.data_path(file, ()))
+    data = Dataset.from_list([row for _, row in rows])
+    splits = DatasetDict({"train": data, "test": data})
+    own = {"task": name, "dataset_name": None, "custom_dataset": lambda **_: splits}
+    return ConfigurableTask(config={**table, **own})
+
+
 def theirs(task: Any, row: Mapping[str, Any], text: str) -> dict[str, bool]:
     """Return the verdict of the harness's filters and metric, on the text up to the task's stop."""
     from lm_eval.api.instance import Instance
@@ -151,7 +173,7 @@ def main() -> None:
     )
     most = parser.parse_args().questions
     for name, task_name, forms in (("gsm8k", "gsm8k", NUMBER), ("math", "hendrycks_math", LATEX)):
-        task = harness.load(task_name)
+        task = harness_task(task_name, f"{name}/test.jsonl.gz")
         every = list(task.test_docs())
         rows = every[:: max(1, len(every) // most)][:most]
         counts: dict[tuple[str, str], Counter[tuple[bool, bool]]] = {}

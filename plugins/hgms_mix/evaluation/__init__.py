@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from hgms_mix.evaluation.answers import Extracted, boxed_answer, extract
 from hgms_mix.evaluation.evaluate import Evaluate
-from hgms_mix.evaluation.harness import LmEval
 from hgms_mix.evaluation.judge import Judge, rating
 from hgms_mix.evaluation.scores import bootstrap, wilson
 from hgms_mix.evaluation.verifier import verdicts
@@ -17,7 +16,6 @@ __all__ = [
     "Evaluate",
     "Extracted",
     "Judge",
-    "LmEval",
     "bootstrap",
     "boxed_answer",
     "extract",

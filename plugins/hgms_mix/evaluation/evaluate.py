@@ -16,7 +16,6 @@ from hgms_core.errors import CheckpointError
 from hgms_core.validators import at_least, optional
 from hgms_mix.evaluation import judge_calls as asking
 from hgms_mix.evaluation import questions, records, scores
-from hgms_mix.evaluation.harness import LmEval
 from hgms_mix.evaluation.judge import Judge, Request, messages
 from hgms_mix.evaluation.questions import Benchmark, Question
 from hgms_mix.evaluation.verifier import require_math_verify
@@ -83,8 +82,6 @@ class Evaluate:
         fine-tuning.
     judge
         The judge of MT-Bench. With "none", the ratings can be added later by :meth:`rate`.
-    lm_eval
-        Additional tasks of the lm-eval harness (an extra package).
 
     Notes
     -----
@@ -111,7 +108,6 @@ class Evaluate:
     instruction: str = INSTRUCTION
     template: str = "model"
     judge: Judge | None = field(factory=Judge)
-    lm_eval: LmEval | None = field(default=None)
 
     def new_tokens(self, benchmark: Benchmark) -> int:
         return NEW_TOKENS[benchmark] if self.max_new_tokens is None else self.max_new_tokens
@@ -138,7 +134,7 @@ class Evaluate:
         ConfigError
             MT-Bench has no key for its judge, or the new tokens exceed the positions of the model.
         MissingExtra
-            Math-verify, openai or lm-eval is required and not installed.
+            Math-verify or openai is required and not installed.
         HgmsError
             The judge does not respond, or memory is too small for a single prompt. Finished work is
             kept.
@@ -165,13 +161,7 @@ class Evaluate:
             if self.judge is not None:
                 self.rate(folder, report)
         results = _results(folder)
-        mine: dict[str, Any] = {name: results[name] for name in self.benchmarks}
-        if self.lm_eval is not None:
-            tasks = self.lm_eval.run(model, tokenizer, claimed, report)
-            for task, result in tasks.items():
-                _write(folder, task, result)
-            mine |= tasks
-        return mine
+        return {name: results[name] for name in self.benchmarks}
 
     def rate(self, folder: Path, report: Report = lambda _: None) -> dict[str, Any]:
         """Rate the MT-Bench responses in ``folder``, without generation.
@@ -205,16 +195,6 @@ class Evaluate:
             self.judge.require()
         if {"gsm8k", "math"} & set(self.benchmarks):
             require_math_verify()
-        if self.lm_eval is not None:
-            self.lm_eval.check()
-
-    @property
-    def titles(self) -> list[str]:
-        """The names of the evaluated benchmarks and tasks."""
-        return [
-            *self.benchmarks,
-            *(f"lm-eval {name}" for name in (self.lm_eval.tasks if self.lm_eval else ())),
-        ]
 
     def _generate(
         self,

@@ -18,7 +18,6 @@ from attrs import frozen
 from hgms.arguments import require
 from hgms.store import Digest
 from hgms_core import HgmsError
-from hgms_core.errors import Place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -106,16 +105,8 @@ def own_stops(model: PreTrainedModel) -> list[int]:
     ]
 
 
-def prompt_cap(
-    model: PreTrainedModel,
-    max_prompt_tokens: int,
-    new_tokens: int,
-    setting: Place = ("evaluate", "max_new_tokens"),
-) -> int:
-    """Return the number of prompt tokens that fit into the positions of the model.
-
-    ``setting`` is the place of ``new_tokens``.
-    """
+def prompt_cap(model: PreTrainedModel, max_prompt_tokens: int, new_tokens: int) -> int:
+    """Return the number of prompt tokens that fit into the positions of the model."""
     from hgms_mix.lm import positions_of
 
     positions = positions_of(model)
@@ -125,8 +116,8 @@ def prompt_cap(
     require(
         room >= 1,
         "out-of-range",
-        f"{setting[-1]}={new_tokens} must be less than the {positions} positions of the model",
-        place=setting,
+        f"max_new_tokens={new_tokens} must be less than the {positions} positions of the model",
+        place=("evaluate", "max_new_tokens"),
     )
     return room
 
@@ -180,7 +171,7 @@ def replies(
     greedy = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **lengths)
     seen = [prompt[-prompts.cap :] for prompt in prompts.tokens]
     order = sorted(range(len(seen)), key=lambda position: (-len(seen[position]), position))
-    with without_own_settings(model, GenerationConfig()):
+    with without_own_settings(model):
         while order:
             now = order[:batch_size]
             try:
@@ -229,18 +220,19 @@ def _halve(rows: int, new: int, longest: int, report: Callable[[str], None]) -> 
 
 
 @contextlib.contextmanager
-def without_own_settings(model: PreTrainedModel, settings: Any) -> Iterator[None]:
+def without_own_settings(model: PreTrainedModel) -> Iterator[None]:
     """Disable dropout and the model's generation settings inside the block.
 
     Otherwise these settings would replace unset fields of the given settings.
     """
     from peft import PeftModel
+    from transformers import GenerationConfig
 
     # peft passes on its settings
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     own = inner.generation_config
     training = model.training
-    model.generation_config = inner.generation_config = settings
+    model.generation_config = inner.generation_config = GenerationConfig()
     model.eval()
     try:
         yield

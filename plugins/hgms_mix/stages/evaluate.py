@@ -39,7 +39,7 @@ def evaluate_model(
 
     ``untuned`` is the folder with losses of models before fine-tuning.
     """
-    titles = [*model.task.test, *evaluate.titles]
+    titles = [*model.task.test, *evaluate.benchmarks]
     log(f"  {', '.join(titles) or 'nothing to evaluate'}")
     (work.path / LOSSES).mkdir(exist_ok=True)
     tests = dict[str, Any]()
@@ -53,7 +53,7 @@ def evaluate_model(
         }
         work.write(f"{LOSSES}/{name}.json", json.dumps(losses.as_dict()).encode())
     folder = work.path / "benchmarks"
-    benchmarks = evaluate.run(loaded, model.tokenizer, folder, log) if evaluate.titles else {}
+    benchmarks = evaluate.run(loaded, model.tokenizer, folder, log) if evaluate.benchmarks else {}
     return {"test": tests, "benchmarks": benchmarks}
 
 

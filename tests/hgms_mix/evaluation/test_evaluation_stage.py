@@ -7,7 +7,6 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -17,7 +16,7 @@ from support.judge_files import good, read, sums, write_bench
 from support.source_files import lines
 
 from hgms_core.errors import CheckpointError, DataError
-from hgms_mix.evaluation import Evaluate, Judge, LmEval
+from hgms_mix.evaluation import Evaluate, Judge
 
 pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
 
@@ -162,23 +161,16 @@ def test_a_malformed_row_is_named(bench: Evaluate, llama: tuple[Any, Any], tmp_p
         only.run(*llama, tmp_path / "new")
 
 
-def test_answers_are_rated_at_once_where_there_is_a_judge_and_more_tasks_are_added(
-    bench: Evaluate, llama: tuple[Any, Any], out: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+def test_answers_are_rated_at_once_where_there_is_a_judge(
+    bench: Evaluate, llama: tuple[Any, Any], out: Path, serve: Any
 ) -> None:
-    more = {"arc": {"score": 12.0}}
-    checked, tasks = Mock(), Mock(return_value=more)
-    monkeypatch.setattr(LmEval, "check", checked)
-    monkeypatch.setattr(LmEval, "run", tasks)
-    harness = LmEval(tasks=("gsm8k",))
     endpoint = serve(good)
     judge = Judge(base_url=endpoint.url, model="m", retries=0)
     before = json.loads((out / "results.json").read_text())
-    evaluation = attrs.evolve(bench, judge=judge, lm_eval=harness, benchmarks=("mt-bench",))
+    evaluation = attrs.evolve(bench, judge=judge, benchmarks=("mt-bench",))
     results = evaluation.run(*llama, out)
-    checked.assert_called_once_with()
-    assert tasks.call_args.args[2].path == out
     rated = results["mt-bench"]
     assert (before["mt-bench"]["rated"], rated["rated"], len(endpoint.bodies)) == (0, 4, 4)
     stored = json.loads((out / "results.json").read_text())
-    assert stored == {**before, **more, "mt-bench": rated}
-    assert results == {**more, "mt-bench": rated}
+    assert stored == {**before, "mt-bench": rated}
+    assert results == {"mt-bench": rated}
