@@ -1,4 +1,5 @@
-"""One rank of `test_derivatives_on_ranks.py`: derivatives of a loss by parts beside those of the whole.
+"""One rank of `test_derivatives_on_ranks.py`: derivatives of a loss by parts, and of the whole.
+
 Arguments: rank, ranks, address.
 """
 

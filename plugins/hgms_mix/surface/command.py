@@ -45,13 +45,6 @@ FILE = click.Path(path_type=Path)
     help="Concurrent processes.  [default: one run at a time, in this process]",
 )
 @executor_options
-@click.option(
-    "--check",
-    type=int,
-    default=0,
-    metavar="K",
-    help="Run K mixtures with [finetune.model], and compare ranks.",
-)
 @trust_option
 @plugin_option
 @json_option
@@ -62,7 +55,6 @@ def surface(
     sets: Sequence[str],
     as_json: bool,
     registry: Registry,
-    check: int,
     executor: str | None,
     address: str | None,
     jobs: int | None,
@@ -85,12 +77,11 @@ def surface(
         raise click.UsageError("give either CONFIG, or --ratios and --metrics")
     if config is not None:
         report = _of_runs(
-            config, sets, as_json=as_json, check=check, executor=where, registry=registry, **choices
+            config, sets, as_json=as_json, executor=where, registry=registry, **choices
         )
-    elif check or where is not None or choices["device"] is not None:
+    elif where is not None or choices["device"] is not None:
         raise click.UsageError(
-            "--check, --device, --jobs and --executor are of no use without CONFIG: "
-            "nothing is trained"
+            "--device, --jobs and --executor are of no use without CONFIG: nothing is trained"
         )
     else:
         report = _of_files(ratios, metrics, sets, registry, choices, say=None if as_json else _show)

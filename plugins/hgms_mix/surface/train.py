@@ -1,7 +1,4 @@
-"""`hgms mix surface CONFIG`: run a design and fit surfaces.
-
-Optionally, repeat some of its mixtures with the larger model.
-"""
+"""`hgms mix surface CONFIG`: run a design and fit surfaces."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 import tomlkit
 from attrs import frozen
 
@@ -19,13 +15,12 @@ from hgms.arguments import require
 from hgms.config.tables import merge_options, tables_of
 from hgms.executors import Executor, Here, Piece, run_together
 from hgms.plugins import Registry
-from hgms_core import HgmsError, Key, NumericalError
+from hgms_core import HgmsError, NumericalError
 from hgms_core.components import evolve
 from hgms_mix.stages import OF_GRIDS, MixConfig, claim, read
-from hgms_mix.surface import proxy
 from hgms_mix.surface.design import Point, design
 from hgms_mix.surface.jobs import piece
-from hgms_mix.surface.learn import Findings, learn, weighted_losses
+from hgms_mix.surface.learn import Findings, learn
 from hgms_mix.surface.outliers import MOST
 from hgms_mix.surface.report import settings_of, write
 from hgms_mix.surface.runs import DesignRuns, Outcome, table_of
@@ -34,18 +29,12 @@ from hgms_mix.surface.settings import SurfaceSettings
 
 @frozen(kw_only=True)
 class Plan:
-    """The settings from a mix file and the command line.
-
-    ``target`` is the configuration with the larger model, or None if ``[finetune.model]`` is not
-    set.
-    """
+    """The settings from a mix file and the command line."""
 
     path: Path
     config: MixConfig
-    target: MixConfig | None
     settings: SurfaceSettings
     folder: Path
-    check: int
 
 
 def load(
@@ -55,12 +44,12 @@ def load(
     seed: int | None = None,
     out: str | None = None,
     device: str | None = None,
-    check: int = 0,
     registry: Registry | None = None,
 ) -> Plan:
     """Return the plan of a mix file.
 
-    Its method and budget are ignored: the design determines the mixtures.
+    Its method and budget are ignored: the design determines the mixtures. ``[finetune.model]`` and
+    its adapter are ignored too: the surface is learned with the task's model.
     """
     table = {
         key: value for key, value in tables_of(path, "configuration").items() if key not in OF_GRIDS
@@ -71,29 +60,14 @@ def load(
     places = merge_options(table, sets, seed, out=out, device=device)
     settings = settings_of(table.pop("surface", {}), registry, path.name)
     config = read(table, path.name, places, registry)
-    larger = config.finetune.model is not None
-    require(
-        not check or larger,
-        "missing-option",
-        f"--check {check} requires the larger model in finetune.model",
-        place=("finetune", "model"),
-        hint="add the table [finetune.model]",
-    )
-    require(
-        not check or check >= 3,
-        "out-of-range",
-        f"--check {check} must be at least 3, the minimum for a rank correlation",
-        place=("--check",),
-        hint="use 8 mixtures or more",
-    )
-    finetune = evolve(config.finetune, model=None, adapter=None) if larger else config.finetune
+    finetune = config.finetune
+    if finetune.model is not None:
+        finetune = evolve(finetune, model=None, adapter=None)
     return Plan(
         path=path,
         config=attrs.evolve(config, finetune=finetune),
-        target=config if larger else None,
         settings=settings,
         folder=Path(config.run.out, config.run.task_label or path.stem, "surface"),
-        check=check,
     )
 
 
@@ -120,8 +94,6 @@ def run_surface(
     executor = executor or Here()
     runs = DesignRuns(config=plan.config, folder=plan.folder)
     runs.check()
-    if plan.target is not None:
-        say("the surface is learned with the task's model; finetune.model is for --check K")
     points = points_of(plan, runs)
     for line in runs.limits():
         say(line)
@@ -135,13 +107,6 @@ def run_surface(
         "tokens": sum(outcome.tokens for outcome in outcomes),
         "next": following(plan, findings),
     }
-    if plan.check and plan.target is not None:
-        larger = DesignRuns(config=plan.target, folder=plan.folder)
-        larger.check()
-        some = proxy.choose_points(findings, points, plan.check)
-        say(f"check: {len(some)} mixtures with finetune.model")
-        theirs = run_points(larger, some, say, diverging=len(some), executor=executor, bars=bars)
-        more["check"] = compare_models(findings, larger, some, theirs, plan.config.seed)
     with claim(plan.folder, patience=60.0):  # other processes write the same files
         return write(findings, plan.folder, say=show, more=more)
 
@@ -227,20 +192,3 @@ def _check_diverged(outcomes: Sequence[Outcome], most: int) -> None:
         hint="decrease lr, or set clip = 1.0",
         error=NumericalError,
     )
-
-
-def compare_models(
-    findings: Findings,
-    runs: DesignRuns,
-    points: Sequence[Point],
-    outcomes: list[Outcome],
-    seed: int,
-) -> dict[str, Any]:
-    """Compare the ranking of some mixtures by the larger model with the surface."""
-    theirs = weighted_losses(table_of(outcomes, runs.sources), findings.targets)
-    theirs[np.isnan(theirs)] = np.inf  # diverged: ranks after all others
-    mine = findings.surface.mean(np.array([outcome.mixture for outcome in outcomes]))
-    correlation = proxy.rank_correlation(mine, theirs, Key(seed).fold("surface", "check"))
-    at_prior = next(i for i, point in enumerate(points) if point.role == "prior")
-    gap = float(theirs[mine.argmin()] - theirs[at_prior])
-    return proxy.words(correlation, len(points), gap, findings.prior_name)

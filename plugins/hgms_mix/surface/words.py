@@ -51,8 +51,6 @@ def show(findings: Findings, report: Mapping[str, Any]) -> None:
     print_table(tuple(gaps[0]), gaps)
     for line in sentences(findings):
         click.echo(line)
-    if "check" in report:
-        click.echo(report["check"]["sentence"])
     for line in report["files"]:
         click.echo(f"  {line}")
     if "next" in report:

@@ -32,7 +32,6 @@ from hgms_mix.surface.design import spread
 from hgms_mix.surface.learn import weighted_losses
 from hgms_mix.surface.noise import noise_of
 from hgms_mix.surface.outliers import find_diverged
-from hgms_mix.surface.proxy import rank_correlation
 from hgms_mix.surface.recommend import Gap, gap
 
 BEST = np.array([0.6, 0.3, 0.1])
@@ -306,17 +305,6 @@ def test_the_command_fits_tables_and_writes_what_it_says() -> None:
 )
 def test_bad_calls_leave_with_2(arguments: tuple[str, ...], place: str) -> None:
     fails("mix", "surface", *arguments, parts=[place])
-
-
-def test_ranks_of_the_larger_model_are_compared() -> None:
-    from scipy.stats import spearmanr
-
-    generator = np.random.default_rng(0)
-    mine = generator.standard_normal(30)
-    theirs = mine + generator.standard_normal(30)
-    correlation = rank_correlation(mine, theirs, Key(0))
-    assert correlation["value"] == pytest.approx(spearmanr(mine, theirs).statistic)
-    assert correlation["low"] < correlation["value"] < correlation["high"]
 
 
 def gap_of(value: float, half: float) -> Gap:
