@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from hgms.arguments import errors_at, require
+from hgms.arguments import require
 from hgms.integrations import move_batch, preserve_state
 from hgms.runs import load_state, save_state
 from hgms_core import Key, OuterOptimizer, State
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
-from hgms_mix.exchange.rules import Alignment, Loss, Losses, Rule
+from hgms_mix.exchange.rules import Alignment, Loss, Rule
 from hgms_mix.lm import mixture_shares
 
 try:
@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:
         install="pip install 'hgms[llm]'",
     ) from error
 
-__all__ = ["Alignment", "Losses", "MixtureCallback"]
+__all__ = ["Alignment", "MixtureCallback"]
 
 FILE = "mixture.safetensors"
 
@@ -103,7 +103,7 @@ class MixtureCallback(TrainerCallback):
     outer
         An outer optimiser (``hgms.outer.DualAveraging()``, ``Sgd(lr=…)``, …); θ are logits.
     rule
-        ``Alignment()`` or ``Losses()``, or a user-defined class with their methods.
+        ``Alignment()``, or a user-defined class with its method and fields.
     every
         Optimiser steps between two changes, ≥ 1.
     start
@@ -154,8 +154,6 @@ class MixtureCallback(TrainerCallback):
         self.rule = rule or Alignment()
         self.every = every
         self.loss = loss
-        with errors_at("rule"):
-            self.rule.check(tuple(sources))
         shares = mixture_shares(sources if start is None else start, sources, "start")
         weights = torch.tensor(shares, dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
@@ -182,7 +180,6 @@ class MixtureCallback(TrainerCallback):
 
         The scores use the rows ``validation``, in the trainer's format; None: the trainer's
         ``eval_dataset``. The loss on these rows is then no longer independent of the training.
-        ``Losses`` needs none.
         """
         rows = trainer.train_dataset
         validation = trainer.eval_dataset if validation is None else validation
@@ -197,9 +194,9 @@ class MixtureCallback(TrainerCallback):
             "trainer",
         )
         require(
-            not self.rule.upper or (_is_indexed(validation) and len(validation)),
+            _is_indexed(validation) and len(validation),
             "no-rows",
-            f"rule={self.rule.name!r} requires validation rows by number, but there are none",
+            "MixtureCallback requires validation rows by number, but there are none",
             place=("validation",),
             hint="call attach(trainer, validation=...), or set eval_dataset of the trainer, "
             "with rows by number",
@@ -207,9 +204,7 @@ class MixtureCallback(TrainerCallback):
         self._check_arguments(trainer.args)
         self._trainer = trainer
         self._validation = validation
-        self._upper = (
-            Epochs(len(validation), self.key.fold("scores", "")) if self.rule.upper else None
-        )
+        self._upper = Epochs(len(validation), self.key.fold("scores", ""))
         self.rows = MixedRows(rows, self.plan, total)
         trainer.train_dataset = self.rows
         trainer.args.train_sampling_strategy = "sequential"  # the plan determines the order
@@ -348,8 +343,8 @@ class MixtureCallback(TrainerCallback):
                 name: batch([self.rows.of(name, row) for row in epochs.rows(change * count, count)])
                 for name, epochs in self._lower.items()
             }
-            rows = [] if self._upper is None else self._upper.rows(change * many, many)
-            upper = batch([self._validation[row] for row in rows]) if rows else None
+            rows = self._upper.rows(change * many, many)
+            upper = batch([self._validation[row] for row in rows])
             return self.rule.scores(loss, model, lower, upper, optimizer).double().cpu()
 
     def _own_loss(self, model: Any, inputs: Any) -> Tensor:

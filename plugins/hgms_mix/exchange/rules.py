@@ -9,7 +9,6 @@ import torch
 from attrs import field
 from torch import Tensor, nn
 
-from hgms.arguments import require
 from hgms_core import component
 from hgms_core.validators import at_least
 
@@ -23,15 +22,12 @@ class Rule(Protocol):
     (batches by name) and ``upper`` validation rows. The trainer has collated the batches.
     """
 
-    name: ClassVar[str]
     rows: int
     upper: int
 
     def scores(
         self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any
     ) -> Tensor: ...
-
-    def check(self, names: Sequence[str]) -> None: ...
 
 
 @final
@@ -67,9 +63,6 @@ class Alignment:
     rows: int = field(default=8, validator=at_least(1))
     upper: int = field(default=8, validator=at_least(1))
 
-    def check(self, names: Sequence[str]) -> None:
-        return
-
     def scores(
         self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any
     ) -> Tensor:
@@ -82,60 +75,6 @@ class Alignment:
             length = _dot(direction, direction).sqrt() * _dot(wanted, wanted).sqrt()
             own.append(torch.where(length > 0, _dot(wanted, direction) / length, 0.0))
         return torch.stack(own)
-
-
-@final
-@component
-class Losses:
-    """The excess loss of each source over a reference::
-
-        a_s = ℓ_s − ℓ⁰_s
-
-    Use when all sources are wanted, to give hard sources more weight. Avoid if a source is
-    noise: noise that cannot be learned has the largest loss, unless the reference has it too.
-
-    Parameters
-    ----------
-    rows
-        Fresh rows of each source.
-    reference
-        ℓ⁰ by source, for example the losses of a model trained on a uniform mixture (as in DoReMi);
-        omitted: 0.
-
-    Raises
-    ------
-    ConfigError
-        For a reference without all of the sources.
-
-    Notes
-    -----
-    Cost: one loss per source.
-
-    Source: the excess loss of DoReMi (Xie et al. 2023, arXiv 2305.10429).
-    """
-
-    name: ClassVar[str] = "losses"
-    rows: int = field(default=8, validator=at_least(1))
-    reference: Mapping[str, float] = field(factory=dict, hash=False)
-    upper: ClassVar[int] = 0
-
-    def check(self, names: Sequence[str]) -> None:
-        require(
-            not self.reference or set(self.reference) == set(names),
-            "wrong-value",
-            f"reference has losses of {', '.join(self.reference)}, but the sources are "
-            f"{', '.join(names)}",
-            place=("reference",),
-        )
-
-    def scores(
-        self, loss: Loss, model: nn.Module, lower: Mapping[str, Any], upper: Any, optimizer: Any
-    ) -> Tensor:
-        with torch.no_grad():
-            values = torch.stack([loss(model, batch).double().cpu() for batch in lower.values()])
-        return values - torch.tensor(
-            [self.reference.get(name, 0.0) for name in lower], dtype=torch.float64
-        )
 
 
 def _gradient(loss: Loss, model: nn.Module, batch: Any, leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -19,7 +19,7 @@ from hgms.outer import Adam, DualAveraging, Sgd
 from hgms_core import ConfigError, Key
 from hgms_core.errors import CheckpointError
 from hgms_mix.exchange.plan import Plan
-from hgms_mix.exchange.rules import Alignment, Losses
+from hgms_mix.exchange.rules import Alignment
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
@@ -38,9 +38,7 @@ def fixed(*values: float) -> Any:
         loss(model, upper)
         return torch.tensor(values, dtype=torch.float64)
 
-    return SimpleNamespace(
-        name="fixed", rows=2, upper=2, values=values, check=lambda names: None, scores=scores
-    )
+    return SimpleNamespace(rows=2, upper=2, values=values, scores=scores)
 
 
 def callback(**changes: Any) -> Any:
@@ -233,11 +231,6 @@ REFUSED: list[tuple[str, tuple[str, ...], Any]] = [
     ),
     ("wrong-value", ("start",), lambda: callback(start={"copy": 0.0})),
     ("unknown-source", ("start", "copies"), lambda: callback(start={"copies": 1.0})),
-    (
-        "wrong-value",
-        ("rule", "reference"),
-        lambda: callback(rule=Losses(reference={"copies": 1.0, "noise": 1.0})),
-    ),
     ("wrong-rows", ("trainer", "train_dataset"), lambda: attached(times=2)),
     ("wrong-rows", ("trainer", "train_dataset"), lambda: attached(train_dataset=iter(ROWS))),
     ("wrong-rows", ("trainer", "train_dataset"), lambda: attached(train_dataset={"a": ROWS})),

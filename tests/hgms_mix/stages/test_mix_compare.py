@@ -155,6 +155,7 @@ def report(loss: float, counts: dict[str, int], seconds: list[float | None]) -> 
     stages = zip(("reweight", "sample", "finetune"), seconds, strict=True)
     return {
         "folder": "somewhere",
+        "outer_steps": 2,
         "test": {"all": {"token_loss": {"value": loss}}},
         "sample": {"size": sum(counts.values()), "counts": counts},
         "stages": {name: {"processor_seconds": spent} for name, spent in stages},
@@ -179,26 +180,24 @@ def test_differences_are_paired_by_seed_and_said_in_words(
         for seed, loss in enumerate(values)
     }
     error = OutOfMemory("out-of-memory", "no memory", hint="decrease task.micro_batch")
-    failures = {("theirs", 4): error}
-    table = Outcome(reports=reports, failures=failures, roles=ROLES, reference="uniform")
-    gap = table.pairs("all")["ours", "uniform"]
+    failures = {("theirs", 5): error}
+    outcome = Outcome(reports=reports, failures=failures, roles=ROLES, reference="uniform")
+    table = outcome.table("all")
+    gap = table.pairs["ours", "uniform"]
     assert (gap.mean, gap.excludes_zero) == (pytest.approx(-0.206), True)
-    assert not table.pairs("all")["theirs", "uniform"].excludes_zero
-    assert table.verdicts("all") == [
-        "all: ours is better than every baseline that does not learn",
-        "all: theirs is not better than uniform",
-    ]
-    rows = table.rows("all")
-    assert [(row["method"], row["− uniform"].endswith(" *")) for row in rows] == [
-        *(("ours", True), ("theirs", False), ("uniform", False), ("oracle", False))
-    ]
+    assert not table.pairs["theirs", "uniform"].excludes_zero
+    rows = {row.method: row for row in table.rows}
+    assert [*rows] == ["ours", "theirs", "uniform", "oracle"]
+    assert (rows["ours"].ahead_of_floor, rows["theirs"].ahead_of_floor) == (True, False)
+    assert (rows["ours"].cost.seconds.mean, rows["theirs"].failed) == (18.0, 1)
     # failures and warnings are printed once with their seeds
     for seed, lines in ((0, ["a has 0.97"]), (3, ["a has 0.97", "b"])):
         reports["ours", seed]["uncertainty"] = {"warnings": lines}
-    table.print()
+    outcome.print()
     out = capsys.readouterr().out
     for part in (
-        "failed: theirs, seed 4: no memory",
+        "failed: theirs, seed 5: no memory",
+        "a 0.53 b 0.47; not better than uniform",
         "5 seeds: a claim needs 10",
         "  warning: ours, seeds 0, 3: a has 0.97\n",
         "  warning: ours, seed 3: b\n",
@@ -294,5 +293,5 @@ def test_the_mixes_are_those_of_hgms_mix(grid: Path) -> None:
     words = ("--methods", "hg-ms,uniform", "--seeds", "5-5")
     table = report_of("mix", "compare", grid, *words)
     alone = report_of("mix", grid, "--method", "uniform", "--seed", "5")
-    loss = table["tests"]["all"]["losses"]["uniform"]["5"]
+    (loss,) = (mix["losses"]["all"] for mix in table["mixes"] if mix["method"] == "uniform")
     assert alone["test"]["all"]["token_loss"]["value"] == loss

@@ -346,10 +346,10 @@ def test_a_report_of_several_targets_has_a_row_for_each_and_for_their_mean(
         differences={"loss": gap_of(-0.5, 0.1), "other": gap_of(0.25, 0.1)},
         recommendation=attrs.evolve(found.recommendation, against_prior=gap_of(-0.3, 0.06)),
     )
-    report = {"files": ["a.png"], "check": {"sentence": "CHECKED"}, "next": "hgms mix more"}
+    report = {"files": ["a.png"], "next": "hgms mix more"}
     words.show(several, report)
     said = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in said.splitlines()]
     gaps = {"loss -0.500 [-0.600, -0.400]", "other +0.250 [+0.150, +0.350]"}
-    assert {*gaps, f"{words.TARGET} -0.300 [-0.360, -0.240]", "CHECKED", "a.png"} <= set(lines)
+    assert {*gaps, f"{words.TARGET} -0.300 [-0.360, -0.240]", "a.png"} <= set(lines)
     assert lines[-1].endswith("hgms mix more")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -11,7 +12,7 @@ from attrs import frozen
 
 from hgms.cli import print_table
 from hgms.config.control_characters import printable
-from hgms.results import Interval, few_seeds, paired_differences, spell
+from hgms.results import Point, Table, table
 from hgms.runs import total_seconds
 from hgms_core import HgmsError
 
@@ -37,58 +38,37 @@ class Outcome:
             dict.fromkeys(name for report in self.reports.values() for name in report["test"])
         )
 
-    def losses(self, test: str) -> dict[str, dict[int, float]]:
-        """Return the mean token loss on a test set, by label and seed."""
-        return {
-            label: {
-                seed: report["test"][test]["token_loss"]["value"]
-                for (own, seed), report in self.reports.items()
-                if own == label and test in report["test"]
-            }
-            for label in self.roles
-        }
+    def table(self, test: str) -> Table:
+        """Return the mean token losses on a test set, with differences paired by seed.
 
-    def pairs(self, test: str) -> dict[tuple[str, str], Interval]:
-        """Return all differences of losses, paired by seed.
-
-        Intervals follow Holm's rule over the pairs that include a method.
+        Seconds are processor seconds, and the notes contain the mixtures.
         """
-        return paired_differences(
-            {label: values for label, values in self.losses(test).items() if values},
-            roles=dict(self.roles),
-        )
-
-    def rows(self, test: str) -> list[dict[str, Any]]:
-        losses = self.losses(test)
-        pairs = self.pairs(test)
-        ranked = sorted(
-            (label for label in self.roles if losses[label]),
-            key=lambda label: self._order(label, losses),
-        )
-        result = []
-        for label in ranked:
-            gap = pairs.get((label, self.reference))
-            mean = Interval.of([*losses[label].values()])
-            star = (
-                " *"
-                if gap is not None and gap.excludes_zero and self.roles[label] != "ceiling"
-                else ""
+        metric = f"loss on {test}"
+        points: dict[str, list[Point]] = {label: [] for label in self.roles}
+        for (label, seed), report in self.reports.items():
+            spent = processor_seconds(report)
+            points[label].append(
+                Point(
+                    seed=seed,
+                    metrics={metric: report["test"][test]["token_loss"]["value"]},
+                    outer_steps=report["outer_steps"],
+                    oracle_calls=0,
+                    seconds=math.nan if spent is None else spent,
+                    method=label,
+                    role=self.roles[label],
+                )
             )
-            result.append(
-                {
-                    "method": label,
-                    "role": self.roles[label],
-                    f"loss on {test} ↓": spell(mean),
-                    f"− {self.reference}": spell(gap, signed=True) + star
-                    if gap is not None and gap.count
-                    else "",
-                    "mixture": self.mixture(label),
-                    "rows": self._span(label, lambda report: report["sample"]["size"]),
-                    "processor s": self._span(label, processor_seconds),
-                    "seeds": len(losses[label]),
-                }
-            )
-        return result
+        failed = {label: [seed for own, seed in self.failures if own == label] for label in points}
+        notes = {label: [self.mixture(label)] for label, group in points.items() if group}
+        return table(
+            points,
+            metric,
+            self.reference,
+            task=test,
+            higher_is_better=False,
+            failed=failed,
+            notes=notes,
+        )
 
     def mixture(self, label: str) -> str:
         """Return the share of each source in the drawn rows, as means over seeds."""
@@ -98,40 +78,6 @@ class Outcome:
                 for name, share in drawn_shares(report).items():
                     shares.setdefault(name, []).append(share)
         return " ".join(f"{name} {fmean(values):.2f}" for name, values in shares.items())
-
-    def verdicts(self, test: str) -> list[str]:
-        """Return sentences about which methods outperform the floors."""
-        losses = self.losses(test)
-        pairs = self.pairs(test)
-        methods = [label for label in self.roles if losses[label] and not self.roles[label]]
-        floors = [label for label in self.roles if losses[label] and self.roles[label] == "floor"]
-        lines = []
-        for label in sorted(methods, key=lambda label: fmean(losses[label].values())):
-            behind = [
-                floor
-                for floor in floors
-                if not (pairs[label, floor].excludes_zero and pairs[label, floor].mean < 0)
-            ]
-            if floors:
-                words = (
-                    f"not better than {', '.join(behind)}"
-                    if behind
-                    else "better than every baseline that does not learn"
-                )
-                lines.append(f"{test}: {label} is {words}")
-        return lines
-
-    def _order(self, label: str, losses: Mapping[str, Mapping[int, float]]) -> tuple[int, float]:
-        return ["", "floor", "ceiling"].index(self.roles[label]), fmean(losses[label].values())
-
-    def _span(self, label: str, number: Callable[[Mapping[str, Any]], float | None]) -> str:
-        values = [number(report) for (own, _), report in self.reports.items() if own == label]
-        known = [value for value in values if value is not None]
-        if not known:
-            return "–"
-        low = min(known)
-        high = max(known)
-        return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f}–{high:.0f}"
 
     def warnings(self) -> list[tuple[str, list[int], str]]:
         """Return the warnings of the stage `uncertainty`, with their labels and seeds."""
@@ -143,17 +89,13 @@ class Outcome:
 
     def print(self) -> None:
         for test in self.tests:
-            rows = self.rows(test)
-            print_table(tuple(rows[0]), rows)
-        for test in self.tests:
-            for line in self.verdicts(test):
-                click.echo(f"  {printable(line)}")
-        if self.reports:
-            note = few_seeds(len({seed for _, seed in self.reports}))
-            click.echo(
-                "  * the interval, by Holm's rule over all pairs, excludes zero"
-                + (f"; {note}" if note else "")
+            found = self.table(test)
+            rows = found.columns
+            print_table(
+                [name for name in rows[0] if name != "oracle calls"], rows, groups=found.groups
             )
+            for line in found.remarks:
+                click.echo(f"  {printable(line)}")
         for label, seeds, line in self.warnings():
             which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
             click.echo(f"  warning: {label}, {which}: {printable(line)}")
@@ -163,29 +105,16 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         return {
             "reference": self.reference,
-            "tests": {
-                test: {
-                    "losses": self.losses(test),
-                    "differences": [
-                        {
-                            "method": a,
-                            "minus": b,
-                            "mean": gap.mean,
-                            "half_width": gap.half_width,
-                            "seeds": gap.count,
-                        }
-                        for (a, b), gap in self.pairs(test).items()
-                    ],
-                    "verdicts": self.verdicts(test),
-                }
-                for test in self.tests
-            },
+            "tests": {test: self._test(test) for test in self.tests},
             "mixes": [
                 {
                     "method": label,
                     "seed": seed,
                     "folder": report["folder"],
                     "shares": drawn_shares(report),
+                    "losses": {
+                        test: loss["token_loss"]["value"] for test, loss in report["test"].items()
+                    },
                     "processor_seconds": processor_seconds(report),
                     "warnings": _warnings(report),
                 }
@@ -194,6 +123,22 @@ class Outcome:
             "failures": [
                 {"method": label, "seed": seed, "why": str(error)}
                 for (label, seed), error in self.failures.items()
+            ],
+        }
+
+    def _test(self, test: str) -> dict[str, Any]:
+        found = self.table(test)
+        return {
+            **found.as_dict(),
+            "differences": [
+                {
+                    "method": a,
+                    "minus": b,
+                    "mean": gap.mean,
+                    "half_width": gap.half_width,
+                    "seeds": gap.count,
+                }
+                for (a, b), gap in found.pairs.items()
             ],
         }
 
