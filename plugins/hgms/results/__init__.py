@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hgms.results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms.results.execution import execution_notes
-from hgms.results.folders import NULL_TEST, Skipped, read_run, scan
+from hgms.results.folders import Skipped, read_run, scan
 from hgms.results.forest import STYLE, Forest, notebook_html
 from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
@@ -36,7 +36,6 @@ __all__ = [
     "DEFAULT_REFERENCES",
     "FAILED",
     "LIGHT",
-    "NULL_TEST",
     "ORDER",
     "RECOVERED",
     "STYLE",

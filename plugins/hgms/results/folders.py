@@ -3,9 +3,8 @@
 Each folder is a finished run, or is skipped with a reason.
 
 Only small files are read: configuration, summary and environment. Folders below a ``sweeps``
-directory are trials of a pilot sweep, not results. Folders of a ``null-test`` are not results
-either. Folders can come from an untrusted source. The functions read
-no file outside the folder. For any file content, they return a run or a reason.
+directory are trials of a pilot sweep, not results. Folders can come from an untrusted source. The
+functions read no file outside the folder. For any file content, they return a run or a reason.
 """
 
 from __future__ import annotations
@@ -29,10 +28,6 @@ from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 
 SWEEPS = "sweeps"
-NULL_TEST = "null-test"
-"""Folder for the runs of `hgms mix null`. They use halves of sources, so they are not results of
-the sources.
-"""
 _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json"})
 _NAME = 300  # maximum characters of a label; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for a larger file
@@ -250,11 +245,7 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[tuple[P
     for root in _roots(folders):
         for directory, below, files in os.walk(root):
             names = {*below, *files}
-            below[:] = sorted(
-                name
-                for name in below
-                if name not in (SWEEPS, NULL_TEST) and not name.startswith(".")
-            )
+            below[:] = sorted(name for name in below if name != SWEEPS and not name.startswith("."))
             here = Path(directory)
             if _FILES.intersection(files) or re.fullmatch(r"seed-\d+", here.name):
                 yield here, names

@@ -43,7 +43,7 @@ from hgms_mix.lm.ranking import (
 from hgms_mix.lm.rows import examples_at
 from hgms_mix.lm.sources import Source, mixture_shares
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import TokenTable, check_fits, halves_of
+from hgms_mix.lm.table import TokenTable, check_fits
 from hgms_mix.lm.task import SourceMixture
 from hgms_mix.lm.templates import template_for
 from hgms_mix.lm.tokens import prompt_tokens, stop_tokens, token_table
@@ -79,7 +79,6 @@ __all__ = [
     "epoch_rows",
     "examples_at",
     "focused_mixtures",
-    "halves_of",
     "highest",
     "interpolate",
     "mixture_shares",

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from hgms.arguments import require
 from hgms.store import Digest
-from hgms_core import Key
-from hgms_core.errors import DataError
 from hgms_mix.lm.models import positions_of
 
 
@@ -141,46 +139,6 @@ class TokenTable:
 
 def offsets_of(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-
-
-def halves_of(name: str) -> tuple[str, str]:
-    """Return the names of the halves of a source; no source can have such a name.
-
-    Examples
-    --------
-    >>> halves_of("sums")
-    ('sums/1', 'sums/2')
-    """
-    return f"{name}/1", f"{name}/2"
-
-
-def in_halves(tables: Mapping[str, TokenTable], key: Key) -> dict[str, TokenTable]:
-    """Split every table into two with equal numbers of rows.
-
-    The first half has an odd row. The halves are drawn by ``key`` and the source's name.
-
-    Raises
-    ------
-    DataError
-        For a table of one row.
-    """
-    halves: dict[str, TokenTable] = {}
-    for name, table in tables.items():
-        require(
-            table.size >= 2,
-            "too-few-rows",
-            f"two halves require at least 2 rows, but source {name!r} has {table.size}",
-            place=("task", "sources", name),
-            hint="add rows to it",
-            error=DataError,
-        )
-        order = torch.randperm(table.size, generator=key.fold("halves", name).generator())
-        parts = order.split(-(-table.size // 2))
-        halves |= {
-            half: table.take(rows.sort().values)
-            for half, rows in zip(halves_of(name), parts, strict=True)
-        }
-    return halves
 
 
 def skipped_rows(parts: Mapping[str, Mapping[str, TokenTable]]) -> str:

@@ -22,7 +22,7 @@ from hgms.config import lowering, validation_shares
 from hgms.store import cache_folder
 from hgms_core import HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance
-from hgms_core.validators import at_least, optional, optional_positive
+from hgms_core.validators import at_least, optional_positive
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
@@ -43,7 +43,7 @@ from hgms_mix.lm.overlaps import overlap_warning
 from hgms_mix.lm.rows import Index, index_of
 from hgms_mix.lm.sources import Source, check_names, mixture_shares
 from hgms_mix.lm.store import warn
-from hgms_mix.lm.table import TokenTable, check_fits, halves_of, in_halves, skipped_rows
+from hgms_mix.lm.table import TokenTable, check_fits, skipped_rows
 from hgms_mix.lm.templates import Template, check_template, template_for
 from hgms_mix.lm.tokens import NoRowsLeft, drawn_table, token_table
 
@@ -108,10 +108,6 @@ class SourceMixture:
         The most tokens a row may have; longer rows are dropped, or cut.
     cache
         Rows of each source that are used for learning the mixture, chosen by the seed (None: all).
-    halves
-        Split every source into two random halves, drawn by this number, and give each half its own
-        weight (None: no split). `hgms mix null` uses this as the comparison for sources. Shares of
-        a mixture refer to whole sources.
     average
         The unit of the mean over a source (and over the validation rows): ``example`` or completion
         ``token``. ``all-tokens``: over completion tokens, which count equally in all sources, as in
@@ -179,7 +175,6 @@ class SourceMixture:
     max_length: int = field(default=512, validator=at_least(4))
     too_long: Literal["drop", "truncate"] = "drop"
     cache: int | None = field(default=None, validator=optional_positive)
-    halves: int | None = field(default=None, validator=optional(at_least(0)))
     average: Average = "example"
     validation_split: tuple[float, float, float] = field(
         default=(0.5, 0.3, 0.2), validator=validation_shares
@@ -230,30 +225,9 @@ class SourceMixture:
 
         Rows that are too long are excluded.
         """
-        tables = self._by_name(
+        return self._by_name(
             which,
             functools.partial(token_table, tokenizer=tokenizer, **self._token_options(tokenizer)),
-        )
-        return (
-            tables
-            if self.halves is None or which != "sources"
-            else in_halves(tables, Key(self.halves))
-        )
-
-    def _shares(self, mixture: Mapping[str, float], what: str) -> list[float]:
-        """Return the weights of all sources, or of their halves, in the order of their tables.
-
-        The mixture may also name a half.
-        """
-        if self.halves is None:
-            return mixture_shares(mixture, self.sources, what)
-        shares: dict[str, float] = {}
-        for name, share in mixture.items():
-            shares |= (
-                dict.fromkeys(halves_of(name), share / 2) if name in self.sources else {name: share}
-            )
-        return mixture_shares(
-            shares, [half for name in self.sources for half in halves_of(name)], what
         )
 
     def contents(self) -> dict[str, dict[str, str]]:
@@ -296,14 +270,6 @@ class SourceMixture:
         """
         if self.cache is None:
             return self.tables(tokenizer)
-        if self.halves is not None:
-            tables = self.tables(tokenizer)
-            drawn = {
-                name: random_order(table.size, Key(seed).fold("cache", name))[: self.cache]
-                for name, table in tables.items()
-            }
-            return {name: table.take(drawn[name].sort().values) for name, table in tables.items()}
-
         return self.draw(
             tokenizer,
             dict.fromkeys(self.sources, self.cache),
@@ -394,9 +360,7 @@ class SourceMixture:
             which: self.tables(tokenizer, which) for which in SETS[1:]
         }
         indices = [self.rows(which) for which in SETS]
-        read: Mapping[str, Index | TokenTable] = pool
-        if self.cache is not None:
-            read = indices[0] if self.halves is None else self.tables(tokenizer)
+        read: Mapping[str, Index | TokenTable] = pool if self.cache is None else indices[0]
         for message in filter(None, (skipped_rows(everything), overlap_warning(*indices))):
             warn(message)
         model = self.language_model(tokenizer, device, dtype)
@@ -423,7 +387,9 @@ class SourceMixture:
 
         def theta(mixture: Mapping[str, float]) -> Tree:
             # A weight of zero becomes e⁻³⁰ of the largest: a logit is finite.
-            share = torch.tensor(self._shares(mixture, "mixture"), dtype=dtype, device=device)
+            share = torch.tensor(
+                mixture_shares(mixture, self.sources, "mixture"), dtype=dtype, device=device
+            )
             return {"logits": (share / share.max()).clamp_min(math.exp(-30)).log()}
 
         sizes = {name: table.size for name, table in read.items()}
@@ -433,7 +399,7 @@ class SourceMixture:
         best = (
             None
             if self.reference is None
-            else torch.tensor(self._shares(self.reference, "reference"))
+            else torch.tensor(mixture_shares(self.reference, self.sources, "reference"))
         )
 
         def evaluate(theta: Tree, x: Tree) -> Mapping[str, float]:

@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from hgms.cli import json_option, plugin_option, print_json, track_option, trust_option
-from hgms.executors import Local, executor_options, stated_executor, to_stderr
-from hgms.plugins import Registry
+from hgms.executors import to_stderr
 from hgms_core.errors import closest
 
 FILE = click.Path(path_type=Path)
@@ -41,8 +40,6 @@ class _Mix(click.Group):
             word = args[0]
             if "--demo" in args:
                 args = ["demo", *(word for word in args if word != "--demo")]
-            elif "--null" in args:
-                args = ["null", *(word for word in args if word != "--null")]
             elif re.fullmatch(r"[a-z]+", word) and not Path(word).exists():
                 near = closest(word, self.list_commands(ctx))
                 hint = f"; did you mean {near!r}?" if near else ""
@@ -63,10 +60,7 @@ class _Mix(click.Group):
         return getattr(importlib.import_module(OTHERS[name]), name)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage(
-            ctx.command_path,
-            "[STAGE] CONFIG [OPTIONS]  |  --null CONFIG [OPTIONS]  |  --demo [OPTIONS]",
-        )
+        formatter.write_usage(ctx.command_path, "[STAGE] CONFIG [OPTIONS]  |  --demo [OPTIONS]")
 
 
 @click.group(cls=_Mix, short_help="Learn a mixture of data sources and fine-tune on it.")
@@ -77,7 +71,6 @@ def mix() -> None:
     \b
     hgms mix mix.toml                  all stages
     hgms mix sample mix.toml           up to one of them
-    hgms mix --null mix.toml           can the weights be distinguished from chance?
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
     hgms mix --demo --model NAME       the same with a pretrained model: a folder, or a Hub name
 
@@ -149,62 +142,6 @@ _stage("uncertainty", "uncertainty", "Resample rows: how certain the mixture's d
 _stage("sample", "sample", "Draw the rows to fine-tune on, by the learned weights.")
 _stage("finetune", "finetune", "Fine-tune the model on the drawn rows.")
 _stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
-
-
-@mix.command("null", short_help="Test whether sources differ more than halves of one source.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    help="Seeds, from the file's on.",
-)
-@click.option(
-    "--splits",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Splits of the sources per seed.",
-)
-@executor_options
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    help="Concurrent processes.  [default: one run at a time, in this process]",
-)
-@_options
-def null(
-    config: Path,
-    sets: Sequence[str],
-    track: Sequence[str],
-    as_json: bool,
-    seeds: int,
-    splits: int,
-    executor: str | None,
-    address: str | None,
-    jobs: int | None,
-    registry: Registry,
-    **choices: Any,
-) -> None:
-    """Split every source in two, learn the mixture of all halves several times, and compare. The
-    same as `hgms mix --null CONFIG`.
-
-    If halves of one source differ as much as different sources do, the weights contain no
-    information. Each run uses the budget of the file. Several processes can share a test: each run
-    is executed once.
-    """
-    from hgms_mix.stages.config import load
-    from hgms_mix.stages.null_halves import null_test, show
-
-    where, sets = stated_executor(executor, address, jobs, sets, registry.host)
-    settings = load(config, [*sets, *track], registry=registry, **choices)
-    if where is None and jobs is not None:
-        where = Local(jobs=jobs)
-    result = null_test(settings, seeds=seeds, splits=splits, executor=where, bars=not as_json)
-    if as_json:
-        print_json(result)
-    else:
-        show(result)
 
 
 @mix.command("demo", short_help="Compare HG-MS with uniform weights on small texts.")

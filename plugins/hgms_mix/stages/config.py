@@ -93,13 +93,6 @@ def read(
         hint='set name = "source-mixture", or use hgms run',
     )
     require(
-        config.task.halves is None,  # type: ignore[attr-defined]
-        "not-supported",
-        "a mix cannot sample from halves of sources",
-        place=("task", "halves"),
-        hint="remove it, or use hgms mix null to split sources",
-    )
-    require(
         config.run.device.partition(":")[2] in ("", "0"),
         "not-supported",
         f"device={config.run.device!r} is not supported: fine-tuning uses the first visible GPU",

@@ -1,21 +1,19 @@
 """The stage `uncertainty`: estimate the uncertainty of the mixture.
 
-The estimates are over rows, over finished seeds, and by the null test.
+The estimates are over rows and over finished seeds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from hgms.results import NULL_TEST, Interval
+from hgms.results import Interval
 from hgms.runs import RunConfig, RunFolder
-from hgms.store import Folder, read_manifest
+from hgms.store import Folder
 from hgms.uncertainty import Uncertainty, alignments, cost, in_words, over_rows, over_seeds
 from hgms_core import ConfigError, Key, Sources, norm
 from hgms_core.capabilities import HasPlaceholder, find
@@ -119,12 +117,11 @@ def _change(losses: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def summary(learned: Learned, facts: Facts) -> dict[str, Any]:
-    """Collect the results of rows, seeds and the null test, as sentences and warnings."""
+    """Collect the results of rows and seeds, as sentences and warnings."""
     weights = learned.weights
     prior = facts.get("prior") or dict.fromkeys(weights, 1 / len(weights))
     name = "" if max(prior.values()) - min(prior.values()) < 1e-6 else "the run's own"
     runs = siblings(learned)
-    null = null_result(learned.path)
     seeds = over_seeds(list(runs.values()), prior) if len(runs) > 1 else None
     sentences = (
         [f"{in_words(seeds, name)} (seeds differ, the data are the same)"]
@@ -133,8 +130,6 @@ def summary(learned: Learned, facts: Facts) -> dict[str, Any]:
     )
     if "rows" in facts:
         sentences.append(f"{in_words(Uncertainty.from_dict(facts['rows']), name)} (to first order)")
-    if null is not None:
-        sentences.append(f"null test: {null['verdict']}")
     untrained = find(learned.config.method, HasPlaceholder)
     if untrained is not None and untrained.placeholder_reason:
         facts = {**facts, "upper_loss": None}  # the weights do not depend on this x
@@ -142,27 +137,20 @@ def summary(learned: Learned, facts: Facts) -> dict[str, Any]:
         **facts,
         "weights": weights,
         "seeds": None if seeds is None else seeds.as_dict(),
-        "null": null,
         "sentences": sentences,
-        "warnings": list(warnings(weights, facts, runs, null, seeds))
-        if learns(learned.config)
-        else [],
+        "warnings": list(warnings(weights, facts, runs)) if learns(learned.config) else [],
     }
 
 
 def warnings(
-    weights: Mapping[str, float],
-    facts: Mapping[str, Any],
-    runs: Mapping[int, Mapping[str, float]],
-    null: Mapping[str, Any] | None,
-    seeds: Uncertainty | None = None,
+    weights: Mapping[str, float], facts: Mapping[str, Any], runs: Mapping[int, Mapping[str, float]]
 ) -> Iterator[str]:
     """Yield the reasons not to trust the weights of a mixture.
 
     Examples
     --------
-    >>> list(warnings({"a": 0.97, "b": 0.03}, {}, {0: {"a": 0.97, "b": 0.03}}, None))
-    ['a has 0.97 of the weight, and there is no test of it: run more seeds, and hgms mix null']
+    >>> list(warnings({"a": 0.97, "b": 0.03}, {}, {0: {"a": 0.97, "b": 0.03}}))
+    ['a has 0.97 of the weight, and there is no test of it: run more seeds']
     """
     upper = facts.get("upper_loss")
     moved = facts.get("moved", 0.0)
@@ -181,26 +169,17 @@ def warnings(
                 "start"
             )
     most = max(weights, key=weights.__getitem__)
-    tests = {"rows": facts.get("rows"), "null test": null}
-    signs = {test: _sign(table, most) for test, table in tests.items() if table is not None}
-    if weights[most] >= CORNER and not (signs and all(sign > 0 for sign in signs.values())):
-        against = " and the ".join(test for test, sign in signs.items() if sign <= 0)
+    rows = facts.get("rows")
+    if weights[most] >= CORNER and (rows is None or _sign(rows, most) <= 0):
         how = (
-            f"no support for that from the {against}"
-            if against
-            else "no test of it: run more seeds, and hgms mix null"
+            "no test of it: run more seeds" if rows is None else "no support for that from the rows"
         )
         yield f"{most} has {weights[most]:.2f} of the weight, and there is {how}"
     leaders = {max(run, key=run.__getitem__) for run in runs.values()}
     if len(leaders) > 1:
         yield f"{len(runs)} seeds disagree on the largest source: {', '.join(sorted(leaders))}"
-    if seeds is not None and seeds.evidence and null is not None and not null["evidence"]:
-        yield (
-            f"{len(runs)} seeds agree, and the null test sees nothing: each amplifies the same "
-            "luck of the rows"
-        )
-    if "rows" in facts:
-        for row in facts["rows"]["sources"]:
+    if rows is not None:
+        for row in rows["sources"]:
             if row["evidence"] > 0 and _sign(facts["rows_by_angle"], row["source"]) < 0:
                 yield (
                     f"{row['source']} gains by the size of its gradients only: by their "
@@ -227,22 +206,10 @@ def siblings(learned: Learned) -> dict[int, Mapping[str, float]]:
     return dict(sorted(done.items()))
 
 
-def null_result(folder: Path) -> dict[str, Any] | None:
-    """Return the result of `hgms mix null` for this configuration, method and data, or None.
-
-    A damaged file counts as missing: the command rewrites it.
-    """
-    path = folder.parent / NULL_TEST
-    with contextlib.suppress(CheckpointError):
-        if (manifest := read_manifest(path)) is not None:
-            return json.loads(Folder(path, manifest.key).read("null.json"))
-    return None
-
-
 def rows_of(uncertainty: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the table to print.
 
-    It contains the weights with intervals over seeds, and the verdicts of rows and null test.
+    It contains the weights with intervals over seeds, and the verdict of rows.
     """
     words = {1: "more", -1: "less", 0: "cannot be told"}
     table = []
@@ -259,8 +226,6 @@ def rows_of(uncertainty: Mapping[str, Any]) -> list[dict[str, str]]:
                     effect["value"], effect["low"], effect["high"], signed=test == "rows"
                 )
                 line[f"{test} say"] = words[effect["evidence"]]
-        if uncertainty.get("null"):
-            line["null test says"] = words[_sign(uncertainty["null"], source)]
         table.append(line)
     return table
 

@@ -146,20 +146,11 @@ def test_every_method_by_its_name(files: dict[str, Source], method: Any, moves: 
     assert records[-1]["step_forward_tokens"] >= records[-1]["step_backward_tokens"] > 0
 
 
-def test_halves_are_drawn_from_alike_and_only_rows_that_are_asked_for_become_tokens(
-    files: dict[str, Source],
-) -> None:
-    task = task_of(files, cache=3, halves=5)
+def test_rows_by_number_are_of_the_sources_that_are_named(files: dict[str, Source]) -> None:
+    """Without those that are too long."""
+    task = task_of(files, max_length=9)
     tokenizer = task.model.load_tokenizer()
-    whole = task.tables(tokenizer)
-    pool = task.pool(tokenizer, 0)
-    assert list(pool) == [f"{name}/{half}" for name in task.sources for half in (1, 2)]
-    for name, table in pool.items():
-        assert table.size == min(3, whole[name].size)
-        assert set(table.rows.tolist()) <= set(whole[name].rows.tolist())
-    # rows by number: of the sources that are named, without those that are too long
-    short = evolve(task, max_length=9)
-    assert short.tables_at(tokenizer, "sources", {"sums": torch.arange(4)}) == {}
+    assert task.tables_at(tokenizer, "sources", {"sums": torch.arange(4)}) == {}
 
 
 def test_a_mixture_is_of_two_sources(files: dict[str, Source]) -> None:

@@ -1,25 +1,17 @@
-"""How certain a mix is: the null test and the stage `uncertainty`, on models of a few thousand
-parameters.
-"""
+"""How certain a mix is: the stage `uncertainty`, on models of a few thousand parameters."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
-from support.small_mixes import fails, report_of, right, write_rows
+from support.small_mixes import report_of, write_rows
 
-from hgms.executors import RemoteProgress
-from hgms.results import scan
-from hgms_core import Key, Sources
-from hgms_mix.stages import null_halves
+from hgms_core import Key
 from hgms_mix.stages import uncertainty as certain
-from hgms_mix.stages.config import load
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
@@ -80,40 +72,9 @@ def uncertainty(*arguments: object) -> Any:
     return report_of("mix", "uncertainty", "mix.toml", *arguments)["uncertainty"]
 
 
-def test_halves_are_every_row_once_and_drawn_anew_for_every_number(here: Path) -> None:
-    config = load(Path("mix.toml"))
-    tokenizer = config.task.model.load_tokenizer()
-    whole = config.task.tables(tokenizer)
-    splits = ((0, 0), (0, 1), (1, 0), (0, 0))
-    drawn = [null_halves.halved_config(config, *which).task.tables(tokenizer) for which in splits]
-    for halves in drawn:
-        assert list(halves) == ["first/1", "first/2", "second/1", "second/2"]
-        for source in ("first", "second"):
-            one, other = (halves[f"{source}/{half}"].rows for half in (1, 2))
-            assert torch.equal(torch.cat([one, other]).sort().values, whole[source].rows)
-            assert abs(len(one) - len(other)) <= 1
-    # the first and the last are one split
-    assert len({tuple(halves["first/1"].rows.tolist()) for halves in drawn}) == 3
-
-
-def test_a_mixture_of_sources_is_shared_by_their_halves(here: Path) -> None:
-    task = attrs.evolve(load(Path("mix.toml")).task, halves=3)
-    problem = task.problem(0, torch.device("cpu"), torch.float64)
-    sources = problem.find(Sources)
-    mixtures = ({"first": 0.8, "second": 0.2}, {"first/2": 1.0, "second/1": 1.0})
-    found = [sources.weights(sources.theta(mixture)).tolist() for mixture in mixtures]
-    assert found[0] == pytest.approx([0.4, 0.4, 0.1, 0.1], abs=1e-9)
-    assert found[1] == pytest.approx([0, 0.5, 0.5, 0], abs=1e-9)
-    assert [name for name, _ in problem.lower_data.strata] == list(sources.names)
-
-
 @pytest.mark.extended
 def test_two_halves_of_one_source_are_no_evidence(here: Path) -> None:
     """A/A: `first` and `second` are random halves of one list."""
-    mix_of("alike", budget="12 steps")
-    result = report_of("mix", "--null", "mix.toml")
-    assert not result["evidence"], result["verdict"]
-    assert all(max(run["weights"].values()) < 0.5 for run in result["weights"])
     mix_of("alike")
     report = uncertainty()
     assert not report["rows"]["evidence"]
@@ -122,43 +83,13 @@ def test_two_halves_of_one_source_are_no_evidence(here: Path) -> None:
 
 @pytest.mark.extended
 def test_a_source_like_the_validation_rows_beside_noise_is_evidence(here: Path) -> None:
-    mix_of(budget="12 steps")
-    words = ("mix", "null", "mix.toml", "--seeds", "2", "--splits", "2")
-    result = report_of(*words)
-    assert result["evidence"], result["verdict"]
-    assert [row["evidence"] for row in result["sources"]] == [1, -1]
-    assert result["ratio"] > 3
-    # it is found again, and said in words
-    assert result["verdict"] in right(*words).stdout
-    # its runs are no results of the sources, and the mix knows of it
-    assert scan("runs") == ([], [])
-    assert uncertainty()["null"]["verdict"] == result["verdict"]
-    # another budget is another mixture: nothing is known of that
     mix_of(budget="5 steps")
     for seed in range(3):
         report = uncertainty("--seed", seed)
-    assert (report["null"], report["seeds"]["over"]) == (None, "3 seeds")
+    assert report["seeds"]["over"] == "3 seeds"
     assert [row["evidence"] for row in report["rows"]["sources"]] == [1, -1]
     effect = report["seeds"]["sources"][0]
     assert 0 < effect["low"] < effect["value"] < effect["high"] < 1
-
-
-@pytest.mark.extended
-def test_an_interrupted_null_test_goes_on_to_the_same_weights(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mix_of(budget="3 steps")
-    whole = report_of("mix", "null", "mix.toml", "--seeds", "2", "--out", "whole")
-
-    def press(self: Any, info: Any, record: dict[str, Any], share: float) -> None:
-        if record["step"] == 2 and info.seed == 1:
-            signal.raise_signal(signal.SIGINT)
-
-    words = ("mix", "null", "mix.toml", "--seeds", "2", "--out", "broken")
-    with monkeypatch.context() as patched:
-        patched.setattr(RemoteProgress, "watch", press)
-        fails(*words, code=130, parts=["1 of 2 runs\n  run the same command"])
-    assert report_of(*words)["weights"] == whole["weights"]
 
 
 def test_a_method_that_learns_nothing_has_no_uncertainty(
@@ -184,10 +115,10 @@ ROSE = {**GOOD, "upper_loss": {"start": 2.0, "end": 2.5, "change": 0.5, "low": 0
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((EVEN, GOOD, {0: EVEN}, table(1)), ""),
-        ((EVEN, ROSE, {0: EVEN}, None), "rose by more than its noise (+0.5 [0.4, 0.6]; x moved"),
-        ((EVEN, GOOD, {0: EVEN, 1: TURNED}, None), "2 seeds disagree on the largest source: a, b"),
-        ((EVEN, {**GOOD, "rows_by_angle": table(-1)}, {0: EVEN}, None), "a gains by the size"),
+        ((EVEN, GOOD, {0: EVEN}), ""),
+        ((EVEN, ROSE, {0: EVEN}), "rose by more than its noise (+0.5 [0.4, 0.6]; x moved"),
+        ((EVEN, GOOD, {0: EVEN, 1: TURNED}), "2 seeds disagree on the largest source: a, b"),
+        ((EVEN, {**GOOD, "rows_by_angle": table(-1)}, {0: EVEN}), "a gains by the size"),
     ],
 )
 def test_what_is_to_be_warned_of(arguments: Any, said: str) -> None:
