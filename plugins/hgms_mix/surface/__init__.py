@@ -9,7 +9,7 @@ from hgms_mix.surface.design import Point, design
 from hgms_mix.surface.learn import Findings, learn
 from hgms_mix.surface.process import Surface, fit
 from hgms_mix.surface.settings import SurfaceSettings
-from hgms_mix.surface.tables import Runs, read_runs, write_runs
+from hgms_mix.surface.tables import Runs, write_runs
 
 __all__ = [
     "Findings",
@@ -20,6 +20,5 @@ __all__ = [
     "design",
     "fit",
     "learn",
-    "read_runs",
     "write_runs",
 ]

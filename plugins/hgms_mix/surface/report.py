@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
-
-import attrs
+from typing import Any
 
 from hgms.arguments import errors_at
 from hgms.config.convert import structure
-from hgms.config.tables import merge_setting
 from hgms.plugins import Registry
 from hgms.store import finite, replace_file
-from hgms_core import ConfigError
 from hgms_core.errors import MissingExtra
 from hgms_mix.surface.learn import Findings
 from hgms_mix.surface.picture import draw
 from hgms_mix.surface.settings import SurfaceSettings
 from hgms_mix.surface.tables import write_runs
-
-
-def settings_laid(sets: Sequence[str], registry: Registry) -> SurfaceSettings:
-    """Return the settings from ``sets``, without a configuration file."""
-    table: dict[str, Any] = {}
-    for assignment in sets:
-        merge_setting(table, assignment)
-    others = [key for key in table if key != "surface"]
-    if others:
-        known = ", ".join(attribute.name for attribute in attrs.fields(cast(Any, SurfaceSettings)))
-        raise ConfigError(
-            "unknown-option",
-            f"the table {others[0]!r} requires a configuration file",
-            place=(others[0],),
-            hint=f"set surface.KEY, where KEY is one of {known}",
-        )
-    return settings_of(table.get("surface", {}), registry)
 
 
 def settings_of(table: object, registry: Registry, *source: str) -> SurfaceSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +11,18 @@ import attrs
 import numpy as np
 import pytest
 from support.helpers import rejects
-from support.small_mixes import fails, right
 
 from hgms_core import ConfigError, Key
-from hgms_core.errors import DataError
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'hgms[sklearn]'")
 
-from hgms_mix.surface import (
-    Findings,
-    Runs,
-    SurfaceSettings,
-    design,
-    fit,
-    learn,
-    read_runs,
-    words,
-    write_runs,
-)
+from hgms_mix.surface import Findings, Runs, SurfaceSettings, design, fit, learn, words, write_runs
 from hgms_mix.surface.design import spread
 from hgms_mix.surface.learn import weighted_losses
 from hgms_mix.surface.noise import noise_of
 from hgms_mix.surface.outliers import find_diverged
 from hgms_mix.surface.recommend import Gap, gap
+from hgms_mix.surface.report import write
 
 BEST = np.array([0.6, 0.3, 0.1])
 UNIFORM = np.full(3, 1 / 3)
@@ -223,88 +213,37 @@ def test_without_repeats_the_noise_is_a_parameter() -> None:
     assert findings.recommendation.against_prior.high < 0
 
 
-def test_tables_come_back_as_they_were_and_those_of_olmix_are_read(tmp_path: Path) -> None:
-    """An index column of pandas, run_id in one file, runs that only one has, an empty cell."""
-    paths = tmp_path / "ratios.csv", tmp_path / "metrics.csv"
+def test_tables_have_all_digits(tmp_path: Path) -> None:
+    ratios, metrics = tmp_path / "ratios.csv", tmp_path / "metrics.csv"
     runs = tried(0, 1.0, 0.1)
-    write_runs(runs, *paths)
-    again = read_runs(*paths)
-    np.testing.assert_allclose(again.mixtures, runs.mixtures, atol=1e-15)
-    assert again.metrics["loss"].tolist() == runs.metrics["loss"].tolist()
-    paths[0].write_text(
-        "Unnamed: 0,run,name,index,x,y\n0,p,s-0,0,0.25,0.75\n1,q,s-1,1,0.5,0.498\n2,r,s-2,2,1,0\n"
-    )
-    paths[1].write_text("run_id,name,index,arc\nq,s-1,1,1.5\np,s-0,0,1.25\nr,s-2,2,\nz,s-9,9,1\n")
-    runs = read_runs(*paths)
-    assert (runs.names, runs.sources) == (("p", "q"), ("x", "y"))
-    np.testing.assert_allclose(runs.mixtures[1], np.array([0.5, 0.498]) / 0.998)
-    assert runs.metrics["arc"].tolist() == [1.25, 1.5]
-
-
-@pytest.mark.parametrize(
-    ("ratios", "code", "place"),
-    [
-        ("name,x,y\ns,0.5,0.5\n", "missing-column", ("r.csv",)),
-        ("run,x,y\np,0.5,0.7\n", "wrong-row", ("r.csv",)),
-        ("run,x,y\np,0.5,half\n", "wrong-row", ("r.csv", 2)),
-        ("run,x,y\np,0.5\n", "wrong-row", ("r.csv", 2)),
-        ("run,x,y\np,0.5,0.5\np,0.5,0.5\n", "duplicate-name", ("r.csv", 3)),
-        ("run,x,y\nq,0.5,0.5\n", "no-rows", ("m.csv",)),
-        ("run,x,x\np,0.5,0.5\n", "duplicate-name", ("r.csv",)),
-        (None, "unreadable-file", ("r.csv",)),
-        ("run,x,y\np,0.5,\udcff\n", "wrong-format", ("r.csv",)),
-    ],
-)
-def test_bad_tables_are_named_with_their_lines(
-    ratios: str | None,
-    code: str,
-    place: tuple[str | int, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if ratios is not None:
-        Path("r.csv").write_text(ratios, errors="surrogateescape")
-    Path("m.csv").write_text("run,loss\np,1.0\n")
-    with rejects(code, *place, of=DataError):
-        read_runs(Path("r.csv"), Path("m.csv"))
-
-
-TABLES = ("--ratios", "r.csv", "--metrics", "m.csv")
-
-
-@pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_runs(tried(0, 1.0, 0.02), Path("r.csv"), Path("m.csv"))
+    write_runs(runs, ratios, metrics)
+    shares, losses = (np.genfromtxt(path, delimiter=",", names=True) for path in (ratios, metrics))
+    np.testing.assert_array_equal(np.column_stack([shares[name] for name in "abc"]), runs.mixtures)
+    assert losses["loss"].tolist() == runs.metrics["loss"].tolist()
 
 
 @pytest.mark.extended
-@pytest.mark.usefixtures("tables")
-def test_the_command_fits_tables_and_writes_what_it_says() -> None:
-    right("mix", "surface", *TABLES, "--out", "s")
-    assert Path("s/surface.png").stat().st_size > 10_000
-    report = json.loads(Path("s/surface.json").read_bytes())
+def test_findings_are_written_with_a_picture(tmp_path: Path) -> None:
+    write(learn(tried(0, 1.0, 0.02), SurfaceSettings()), tmp_path / "s", say=None)
+    assert (tmp_path / "s/surface.png").stat().st_size > 10_000
+    report = json.loads((tmp_path / "s/surface.json").read_bytes())
     assert report["told_apart_from_prior"] is True
     assert sum(report["recommended"].values()) == pytest.approx(1)
 
 
-@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize(
-    ("arguments", "place"),
+    ("settings", "code", "place"),
     [
-        ((), "CONFIG"),
-        (("--ratios", "r.csv"), "--metrics"),
-        ((*TABLES, "--set", "surface.targets.lost=1"), "(surface.targets.lost)"),
-        ((*TABLES, "--set", "surface.prior={a=1,d=1}"), "(surface.prior.d)"),
-        ((*TABLES, "--set", "surface.prior={a=inf,b=1}"), "(surface.prior.a)"),
-        ((*TABLES, "--device", "cpu"), "CONFIG"),
-        ((*TABLES, "--set", "surface.point=3"), "(surface.point)"),
-        ((*TABLES, "--set", "sample.size=3"), "(sample)"),
+        ({"targets": {"lost": 1.0}}, "unknown-source", ("targets", "lost")),
+        ({"prior": {"a": 1.0, "d": 1.0}}, "unknown-source", ("prior", "d")),
+        ({"prior": {"a": math.inf, "b": 1.0}}, "out-of-range", ("prior", "a")),
     ],
 )
-def test_bad_calls_leave_with_2(arguments: tuple[str, ...], place: str) -> None:
-    fails("mix", "surface", *arguments, parts=[place])
+def test_settings_of_other_names_are_refused(
+    settings: Any, code: str, place: tuple[str, ...]
+) -> None:
+    with rejects(code, "surface", *place, of=ConfigError):
+        learn(tried(0, 1.0, 0.02), SurfaceSettings(**settings))
 
 
 def gap_of(value: float, half: float) -> Gap:
