@@ -192,7 +192,7 @@ class _Reader:
         try:
             return self.table({shorthand: str(value["name"]), **own}, cls)
         except HgmsError as error:
-            # the table may replace the string: hub for path
+            # the table may replace the string: config for path
             with contextlib.suppress(HgmsError):
                 return self.table(own, cls)
             raise error from None

@@ -77,8 +77,8 @@ def open_rows(
     require(
         first,
         "no-rows",
-        f"{source.where} has no rows",
-        place=(*where, source.origin),
+        f"{source.path} has no rows",
+        place=(*where, "path"),
         hint="replace the file, or remove the source",
         error=DataError,
     )
@@ -111,10 +111,10 @@ def check_bad(
         return
     shape = f" as {form.name!r}" if form else ""
     lines = [
-        f"{bad} of {total} rows of {source.where} cannot be read{shape}, but "
+        f"{bad} of {total} rows of {source.path} cannot be read{shape}, but "
         f"max_bad_rows={source.max_bad_rows}"
         if bad < total
-        else f"none of the {total} rows of {source.where} can be read{shape}"
+        else f"none of the {total} rows of {source.path} can be read{shape}"
     ]
     lines += [f"{form.name}: {form.looks}"] if form else []
     lines += some[:SHOWN]
@@ -124,7 +124,7 @@ def check_bad(
         if bad < total
         else f'correct the file, set format = "auto", or set {OWN_NAMES}'
     )
-    raise DataError("wrong-row", "\n".join(lines), place=(*where, source.origin), hint=hint)
+    raise DataError("wrong-row", "\n".join(lines), place=(*where, "path"), hint=hint)
 
 
 def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:
@@ -139,9 +139,9 @@ def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:
     known = [f"  {form.name}: {form.looks}" for form in FORMATS.values()]
     raise DataError(
         "wrong-format",
-        f"the rows of {source.where} have no known format: their fields are "
+        f"the rows of {source.path} have no known format: their fields are "
         f"{', '.join(keys) or '(none)'}",
-        place=(*where, source.origin),
+        place=(*where, "path"),
         hint="\n".join(
             [
                 *advice,
@@ -178,7 +178,7 @@ def select_rows(where: Place, have: int, source: Source) -> Tensor:
         too_few = have > skip
         raise DataError(
             "too-few-rows",
-            f"{both} requires {skip + (source.rows or 1)} rows, but {source.where} has {have} "
+            f"{both} requires {skip + (source.rows or 1)} rows, but {source.path} has {have} "
             "valid rows",
             place=(*where, "rows" if too_few else "skip"),
             hint=f"set rows = {have - skip} or less, or remove it to use all rows"
@@ -194,10 +194,8 @@ def select_rows(where: Place, have: int, source: Source) -> Tensor:
 def content(name: str, source: Source) -> str:
     """Return an identifier of the rows before ``source`` selects a part.
 
-    It is the sha256 of the file (for several files: of their digests), or the pinned data set.
+    It is the sha256 of the file (for several files: of their digests).
     """
-    if source.path is None:
-        return source.where
     place = (name, "path")
     with reading(source.path, place):
         digests = [file_digest(file) for file in files_at(source.path, place)]

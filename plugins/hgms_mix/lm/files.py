@@ -1,6 +1,6 @@
 """The rows in files: JSON, JSON lines and Parquet.
 
-Files may be plain or compressed. Data sets of the Hub are supported too.
+Files may be plain or compressed.
 """
 
 from __future__ import annotations
@@ -115,9 +115,6 @@ def raw_rows(
     ``where`` is the source's place in errors. ``watch`` receives the number of bytes read, and the
     total.
     """
-    if source.path is None:
-        yield from _hub(where, source)
-        return
     at = (*where, "path")
     files = files_at(source.path, at)
     sizes = [file.stat().st_size for file in files]
@@ -221,31 +218,3 @@ READERS: Mapping[str, Reader] = {
     **dict.fromkeys((".json", ".jsonl", ".ndjson"), _json),
     ".parquet": _parquet,
 }
-
-
-def _hub(where: Place, source: Source) -> Rows:
-    at = (*where, "hub")
-    datasets = optional_module(
-        "datasets",
-        f"the data set {source.hub!r} of the Hub",
-        "llm",
-        place=at,
-        hint="or download the file and set path",
-    )
-    try:
-        table = datasets.load_dataset(
-            source.hub, source.subset, split=source.split or "train", revision=source.revision
-        )
-    except Exception as error:
-        # datasets, requests, httpx and pyarrow raise errors of different classes for the same
-        # failure.
-        raise DataError(
-            "cannot-load",
-            f"the data set {source.hub!r} cannot be loaded from the Hub: "
-            f"{type(error).__name__}: {first_line(error)}",
-            place=at,
-            hint="check name, revision (all 40 digits of the commit), subset, split and network, "
-            "or download a file and set path",
-        ) from error
-    for number, row in enumerate(table):
-        yield f"row {number}", row

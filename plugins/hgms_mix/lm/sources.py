@@ -1,9 +1,8 @@
-"""Named data sources: files of rows, or data sets of the Hub."""
+"""Named data sources: files of rows."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, final
 
@@ -42,24 +41,14 @@ def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> No
         )
 
 
-def _commit(_source: object, _attribute: object, value: str) -> None:
-    require(
-        re.fullmatch(r"[0-9a-f]{7,40}", value),
-        "wrong-value",
-        f"revision={value!r} is not a commit (7 to 40 hex digits)",
-        place=("revision",),
-        hint="use a commit: a branch or tag may change",
-    )
-
-
-text: Any = optional([validators.instance_of(str), not_empty])
+text: Any = [validators.instance_of(str), not_empty]
 count: Any = at_least(0)
 
 
 @final
 @component
 class Source:
-    """A source of rows of text: a local file, or a data set of the Hub at a pinned commit.
+    """A source of rows of text: a file.
 
     A row is bad if it has a column or key that changes its meaning and cannot be used: ``label =
     false`` (the answer is marked as bad), ``tools``, ``images``, ``history``, a ``context`` outside
@@ -82,9 +71,6 @@ class Source:
     path
         a file, a folder or a pattern. A string in place of the table is its path:
         ``faq = "faq.jsonl"``.
-    hub, revision, subset, split
-        a data set of the Hub at a commit, instead of ``path``; the default of ``split`` is
-        ``train``.
     format
         One of :data:`~hgms_mix.lm.formats.FORMATS`, or ``auto`` (the format of most of the first
         rows).
@@ -102,11 +88,11 @@ class Source:
     Raises
     ------
     ConfigError
-        For fields that do not fit together or a variable that is not set.
+        For a variable that is not set.
     DataError
         For data that is missing, empty, damaged, malformed or too short.
     MissingExtra
-        Without pyarrow or datasets.
+        Without pyarrow.
 
     Notes
     -----
@@ -125,71 +111,14 @@ class Source:
     shorthand: ClassVar[str] = "path"
     """The field that a string in place of the table sets."""
 
-    path: str | None = field(default=None, validator=text)
-    hub: str | None = field(default=None, validator=text)
-    revision: str | None = field(
-        default=None, validator=optional([validators.instance_of(str), _commit])
-    )
-    subset: str | None = field(default=None, validator=text)
-    split: str | None = field(default=None, validator=text)
+    path: str = field(validator=text)
     format: str = field(default="auto", validator=_format)
     fields: Mapping[str, str] | None = field(default=None, validator=optional(_fields), hash=False)
     skip: int = field(default=0, validator=count)
     rows: int | None = field(default=None, validator=optional(at_least(1)))
     shuffle_seed: int | None = None
-    completion: str | None = field(default=None, validator=text)
+    completion: str | None = field(default=None, validator=optional(text))
     max_bad_rows: int = field(default=0, validator=count)
-
-    def __attrs_post_init__(self) -> None:
-        either = 'set path = "FILE.jsonl", or hub = "OWNER/NAME" with revision = "COMMIT"'
-        require(
-            self.path is None or self.hub is None,
-            "conflicting-options",
-            f"path={self.path!r} and hub={self.hub!r} exclude each other",
-            place=("path",),
-            hint=either,
-        )
-        require(
-            self.path is not None or self.hub is not None,
-            "missing-option",
-            "a source requires a path or a hub data set",
-            place=("path",),
-            hint=either,
-        )
-        require(
-            self.hub is None or self.revision is not None,
-            "missing-option",
-            f"the hub data set {self.hub!r} requires a revision, which fixes its rows",
-            place=("revision",),
-            hint="set revision to the commit that `git ls-remote "
-            f"https://huggingface.co/datasets/{self.hub} main` prints",
-        )
-        of_hub = [
-            name for name in ("revision", "subset", "split") if getattr(self, name) is not None
-        ]
-        if self.path is not None and of_hub:
-            raise ConfigError(
-                "conflicting-options",
-                f"{', '.join(of_hub)} cannot be combined with path={self.path!r}",
-                place=(of_hub[0],),
-                hint=f"remove {' and '.join(of_hub)}, or set hub in place of path",
-            )
-
-    @property
-    def origin(self) -> str:
-        """The option that names the file or data set: ``path`` or ``hub``."""
-        return "hub" if self.path is None else "path"
-
-    @property
-    def where(self) -> str:
-        """The file or data set, for messages."""
-        if self.path is not None:
-            return self.path
-        return (
-            f"hub:{self.hub}@{self.revision}"
-            + (f" {self.subset}" if self.subset else "")
-            + f" {self.split or 'train'}"
-        )
 
 
 def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -> None:

@@ -233,7 +233,7 @@ class SourceMixture:
     def contents(self) -> dict[str, dict[str, str]]:
         """Return an identifier of the files' contents, by set and name.
 
-        It is the sha256 of a file, or a Hub data set with its commit.
+        It is the sha256 of a file.
         """
         return {which: self._by_name(which, content) for which in SETS}
 

@@ -79,8 +79,8 @@ def token_table(
 
     With ``cache_dir`` the table is stored there under a digest of its inputs: the file's content
     (not its name), the source's fields, template, tokenizer, lengths and this code's version. It is
-    created in parts by as many processes as torch has threads, and merged on disk. Memory contains
-    only the parts in progress, for any number of rows. After a kill, finished parts are not
+    created in parts, and merged on disk. Memory contains only the part in progress, for any number
+    of rows. After a kill, finished parts are not
     recomputed. If two processes need one table, it is created once. It is memory-mapped for
     reading. A damaged entry is named in a warning and recreated.
 
@@ -235,7 +235,7 @@ class Tokenising:
             except DataError as error:
                 raise DataError(
                     error.code,
-                    f"row {example.row} of {self.source.where}: {error.message}",
+                    f"row {example.row} of {self.source.path}: {error.message}",
                     place=self.place,
                     hint=error.hint,
                 ) from error
@@ -274,7 +274,7 @@ def _tokenise(
     folder: Folder | None,
 ) -> TokenTable:
     index = index_of(name, source, cache, split=split)
-    origin = (name, source.origin)
+    origin = (name, "path")
     wanted = index.rows if pick is None else pick.numpy()
     ascending = bool((wanted[1:] > wanted[:-1]).all())
     numbers = wanted if ascending else np.unique(wanted)
@@ -296,7 +296,7 @@ def _tokenise(
         **{what: sum(part[what] for part in parts) for what in ("too_long", "truncated")},
     )
     if not len(leaves["rows"]):
-        raise _no_rows_error(source.where, origin, report, working.max_length, working.cut)
+        raise _no_rows_error(source.path, origin, report, working.max_length, working.cut)
     table = table_of(leaves, digest, report)
     if not ascending:
         present = table.rows.numpy()

@@ -22,7 +22,6 @@ from hgms_mix.lm.sources import Source, check_names
 from hgms_mix.lm.templates import template_for
 from hgms_mix.lm.tokenizers import byte_tokenizer, ensure_padding, load_tokenizer
 
-REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
 GPT2 = {"model_type": "gpt2", "n_layer": 1}
 NOWHERE = "/hgms/nowhere"
 TOKENIZER = ("task", "model", "tokenizer")
@@ -52,11 +51,6 @@ MODELS: list[tuple[str, tuple[str | int, ...], dict[str, Any]]] = [
     ("missing-option", ("tokenizer",), {"config": GPT2}),
 ]
 SOURCES: list[tuple[str, str, dict[str, Any]]] = [
-    ("missing-option", "path", {"path": None}),
-    ("conflicting-options", "path", {"hub": "a/b", "revision": REVISION}),
-    ("missing-option", "revision", {"path": None, "hub": "a/b"}),
-    ("wrong-value", "revision", {"path": None, "hub": "a/b", "revision": "main"}),
-    ("conflicting-options", "split", {"split": "train"}),
     ("unknown-format", "format", {"format": "alpacca"}),
     ("out-of-range", "rows", {"rows": 0}),
     ("out-of-range", "skip", {"skip": -1}),

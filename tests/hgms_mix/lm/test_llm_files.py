@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from support.source_files import array, lines, parquet, source_of, words, zstand
 from support.token_tables import read, read_examples
 
 from hgms_core import HgmsError
-from hgms_core.errors import DataError, MissingExtra
+from hgms_core.errors import DataError
 from hgms_mix.evaluation.questions import place
 from hgms_mix.lm import files
 from hgms_mix.lm.examples import content
@@ -25,7 +23,6 @@ from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.tokenizers import load_tokenizer
 
-REVISION = "77f3279092a1c1579b2250db8eafed0ad422088c"
 ROWS = [
     {"instruction": "a, b", "input": "", "output": 'say "x"'},
     {"instruction": "two\nlines", "input": "1, 2", "output": "007"},
@@ -215,37 +212,6 @@ def test_blank_lines_and_bad_rows_between_others_are_left_out(tmp_path: Path) ->
     examples, report = read("s", own)
     assert [words(item)[-1][1] for item in examples] == ["A", "B"]
     assert (report.total, report.bad) == (4, 2)
-
-
-# -- the Hub
-# --------------------------------------------------------------------------------------------------
-
-
-def test_a_hub_set_is_read_at_its_pinned_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    load = Mock(return_value=datasets.Dataset.from_list(ROWS))
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    source = Source(hub="a/b", revision=REVISION)
-    examples = read_examples("s", source)
-    assert [example.messages[-1].text for example in examples] == [answer for _, answer in PAIRS]
-    assert REVISION in content("s", source)
-    read_examples("s", evolve(source, subset="main", split="test", rows=1))
-    once = [call for number, call in enumerate(load.call_args_list) if number % 2]  # two passes
-    assert once == [
-        (("a/b", None), {"split": "train", "revision": REVISION}),
-        (("a/b", "main"), {"split": "test", "revision": REVISION}),
-    ]
-
-
-def test_a_hub_set_that_cannot_be_loaded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(hub="a/b", revision=REVISION)
-    load = Mock(side_effect=TimeoutError("no network"))
-    monkeypatch.setitem(sys.modules, "datasets", Mock(load_dataset=load))
-    with rejects("cannot-load", "s", "hub", of=DataError):
-        read_examples("s", source)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with rejects("missing-package", "s", "hub", of=MissingExtra):
-        read_examples("s", source)
 
 
 def test_the_rows_of_an_array_are_not_formatted(monkeypatch: pytest.MonkeyPatch) -> None:

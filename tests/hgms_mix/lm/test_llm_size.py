@@ -1,11 +1,10 @@
-"""Sources at size: read row by row, in parts, on several processes, broken off and gone on with."""
+"""Sources at size: read row by row, in parts, broken off and gone on with."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -119,19 +118,6 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     assert len(begun) == 5 + 9
 
 
-@pytest.mark.extended
-def test_other_processes_make_the_same_parts(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = index_of("s", source)
-    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    index = index_of("s", source, tmp_path / "cache")
-    leaves = ("rows", "keys")
-    assert all(np.array_equal(getattr(index, leaf), getattr(expected, leaf)) for leaf in leaves)
-    assert index.report == expected.report
-
-
 @pytest.mark.parametrize(
     ("count", "choice"), [(1, {}), (30, {"shuffle_seed": 3, "rows": 80}), (500, {})]
 )
@@ -162,24 +148,8 @@ def test_where_no_drawn_row_passes_more_are_drawn(tmp_path: Path) -> None:
         drawn_table("s", source, byte_tokenizer(), max_length=3, **options)
 
 
-@pytest.mark.extended
-def test_a_fault_in_another_process_is_raised_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
-    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(ZeroDivisionError, match="a fault"):
-        compute_parts(
-            range(60), Counting({55: ZeroDivisionError("a fault")}), folder=Folder(tmp_path, "f")
-        )
-
-
 def test_parts_are_in_order_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
-    monkeypatch.setattr(hgms_mix.lm.parts, "ALONE", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    before = torch.get_rng_state()
     folder = Folder(tmp_path, "squares")
     for work in (Counting({}), Counting({55: DataError("no-rows", "not computed again")})):
         counts: list[int] = []
@@ -187,7 +157,6 @@ def test_parts_are_in_order_and_stored(tmp_path: Path, monkeypatch: pytest.Monke
         assert arrays["square"].tolist() == [n**2 for n in range(65)]
         assert [part["first"] for part in parts] == list(range(0, 65, 10))
         assert counts == [*[10] * 6, 5]
-    assert torch.equal(torch.get_rng_state(), before)
     with rejects("no-rows", "it", of=DataError):
         refused = Counting({55: DataError("no-rows", "of it", place=("it",))})
         compute_parts(range(65), refused, folder=None)
