@@ -11,8 +11,8 @@ from typing import Any
 from attrs import evolve
 
 from hgms.plugins import Registry
-from hgms_mix.exchange.folder import export
 from hgms_mix.exchange.sample import Sampled, load_sample
+from hgms_mix.exchange.trl import export
 
 plugins = functools.cache(Registry.load)
 

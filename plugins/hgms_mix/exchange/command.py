@@ -40,19 +40,16 @@ FILE = click.Path(path_type=Path)
 def export(
     place: Path, trainer: str, folder: Path, sets: Sequence[str], as_json: bool, **choices: Any
 ) -> None:
-    """Write a finished sample of hgms mix for another trainer: configuration, rows, and a README
-    with the command.
+    """Write a finished sample of hgms mix for another trainer: configuration and rows.
 
     CONFIG_OR_FOLDER is a mix file, or its folder of hgms mix (with mix.toml). The rows come from
     the stage `sample`.
     """
-    from hgms_mix.exchange.folder import FILES, differences
-    from hgms_mix.exchange.folder import export as write
+    from hgms_mix.exchange import trl
     from hgms_mix.exchange.sample import load_sample
-    from hgms_mix.exchange.trl import COMMAND
 
     sample = load_sample(place, sets, **choices)
-    write(sample, folder)
+    notes = trl.export(sample, folder)
     rows = [
         {
             "source": name,
@@ -63,12 +60,11 @@ def export(
         for name, drawn in sample.rows.items()
     ]
     if as_json:
-        notes = differences(sample)
         print_json(
             {
                 "trainer": trainer,
                 "folder": str(folder),
-                "files": FILES,
+                "files": trl.FILES,
                 "sources": rows,
                 "notes": notes,
             }
@@ -78,8 +74,8 @@ def export(
         ("source", "weight", "rows", "share"),
         [{**row, "weight": f"{row['weight']:.4f}", "share": f"{row['share']:.4f}"} for row in rows],
     )
-    for name in FILES:
+    for name in trl.FILES:
         click.echo(f"  {folder / name}")
-    for note in differences(sample):
+    for note in notes:
         click.echo(f"  {note}")
-    click.echo(f"train with it: cd {shlex.quote(str(folder))} && {COMMAND}")
+    click.echo(f"train with it: cd {shlex.quote(str(folder))} && {trl.COMMAND}")

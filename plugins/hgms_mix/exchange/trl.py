@@ -11,7 +11,7 @@ from typing import Any
 
 from hgms.arguments import require
 from hgms.config import expand
-from hgms.store import replace_file
+from hgms.store import replace_file, writing
 from hgms_mix.exchange.sample import Row, Sampled, is_learned
 
 COMMAND = "trl sft --config sft.yaml"
@@ -28,13 +28,33 @@ ON_A_CPU = f"Without a GPU, trl requires two options: `{COMMAND} --use_cpu true 
 ROWS = "rows.jsonl"
 
 
-def write(sample: Sampled, folder: Path) -> list[str]:
-    """Write the rows and ``sft.yaml``, and return notes for the user."""
+FILES = ("sft.yaml", ROWS)
+"""The files of an export."""
+
+
+def export(sample: Sampled, folder: Path) -> list[str]:
+    """Write the rows and ``sft.yaml`` to a new folder, and return notes for the user.
+
+    The notes are also comments of ``sft.yaml``, which is written last.
+
+    Raises
+    ------
+    ConfigError
+        If the folder exists and is not empty.
+    DiskError
+        If it cannot be written.
+    """
     import yaml  # type: ignore[import-untyped]
 
+    require(
+        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        "file-exists",
+        "the folder exists and is not empty",
+        place=(str(folder),),
+        hint="use another --out, or remove the folder",
+    )
     rows = [row for drawn in sample.rows.values() for row in _rows(sample, drawn)]
     lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    replace_file(folder / ROWS, "".join(lines).encode())
     table = {
         "model_name_or_path": model_name(sample),
         "datasets": [{"path": "json", "data_files": ROWS}],
@@ -44,14 +64,52 @@ def write(sample: Sampled, folder: Path) -> list[str]:
         **_adapter(sample),
         "output_dir": "tuned",
     }
+    notes = _notes(sample, len(rows))
+    comments = "".join(f"# {line}\n" for line in (f"{COMMAND}, in this folder", *notes))
     text = yaml.safe_dump(table, sort_keys=False, allow_unicode=True, width=120)
-    replace_file(folder / "sft.yaml", f"# {COMMAND}, in this folder\n{text}".encode())
-    notes = [ON_A_CPU, OLDER]
-    if len(rows) > sample.size:
-        notes.append(
-            f"Each learned answer is a row: {len(rows)} for the {sample.size} of the sample."
-        )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / ROWS, "".join(lines).encode())
+    replace_file(folder / "sft.yaml", f"{comments}{text}".encode())
     return notes
+
+
+def _notes(sample: Sampled, rows: int) -> list[str]:
+    """Return what a user of the folder needs to know.
+
+    This includes the differences between the exported training and ``hgms mix``.
+    """
+    own = sample.config.finetune
+    notes = [
+        f"No row is from `{name}`: its weight {weight:.2g} is too small for {sample.size} rows."
+        for name, weight in sample.weights.items()
+        if name not in sample.rows and not sample.is_ranked
+    ]
+    if own.epochs == 0:
+        notes.append(
+            "With `[finetune] epochs = 0`, `hgms mix` does not train on these rows: its model is "
+            "the model at the end of learning. The training here starts from the base model, and "
+            "takes one epoch over the rows."
+        )
+    elif own.start == "reweighted":
+        notes.append(
+            "`hgms mix` starts from the parameters at the end of learning (`[finetune] start = "
+            '"reweighted"`). The training here starts from the base model.'
+        )
+    if rows > sample.size:
+        notes.append(f"Each learned answer is a row: {rows} for the {sample.size} of the sample.")
+    if model_name(sample) == UNNAMED:
+        notes.append(
+            "The mix's model is built from a configuration and has no name: write one in the "
+            f"place of `{UNNAMED}`."
+        )
+    template = (
+        "Turns are written by the model's own chat template, as `hgms mix` did."
+        if sample.chat
+        else f"The template `{sample.config.task.template}` is written into the rows: the trainer "
+        "must add none."
+    )
+    return [*notes, template, ON_A_CPU, OLDER]
 
 
 def _rows(sample: Sampled, drawn: Sequence[Row]) -> Iterator[dict[str, Any]]:

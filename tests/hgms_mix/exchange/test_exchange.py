@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from support.exports import rows_in, sample_of, write
 from support.helpers import rejects
 
-from hgms_mix.exchange.folder import FILES
+from hgms_mix.exchange.trl import FILES
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("yaml", reason="pyyaml is not installed: pip install 'hgms[llm]'")
@@ -34,20 +33,10 @@ def test_an_export_holds_the_sample_with_its_shares(here: Path, tmp_path: Path) 
     assert texts_of(out) == Counter("|".join(turn["content"] for turn in row) for row in turns)
 
 
-def test_an_export_appears_when_it_is_complete(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_with_an_export_is_rejected(here: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (tmp_path / ".out.part").mkdir()  # of one that was killed
-    with monkeypatch.context() as patch:
-        patch.setattr("hgms_mix.exchange.folder.readme", Mock(side_effect=KeyError))
-        with pytest.raises(KeyError):
-            write(out)
-    assert list(tmp_path.iterdir()) == [out]
-    assert not list(out.iterdir())
     write(out)
-    assert list(tmp_path.iterdir()) == [out]
     with rejects("file-exists", str(out)):
         write(out)
 

@@ -23,14 +23,14 @@ needs_trl = pytest.mark.skipif(
 def test_trl_gets_a_row_for_each_learned_answer(here: Path, tmp_path: Path) -> None:
     sample = several_answers()
     turns = next(iter(sample.rows.values()))[0]["messages"]
-    notes = trl.write(sample, tmp_path)
-    rows = rows_in(tmp_path)
+    notes = trl.export(sample, tmp_path / "first")
+    rows = rows_in(tmp_path / "first")
     assert len(rows) == 2 * 21 + 9
-    assert notes[-1] == "Each learned answer is a row: 51 for the 30 of the sample."
+    assert "Each learned answer is a row: 51 for the 30 of the sample." in notes
     assert rows[:2] == [{"prompt": turns[:n], "completion": turns[n : n + 1]} for n in (1, 3)]
     turns[1] = {**turns[1], "weight": 0}  # which is no row
-    trl.write(sample, tmp_path)
-    assert [len(row["prompt"]) for row in rows_in(tmp_path)[:2]] == [3, 1]
+    trl.export(sample, tmp_path / "second")
+    assert [len(row["prompt"]) for row in rows_in(tmp_path / "second")[:2]] == [3, 1]
 
 
 @needs_trl

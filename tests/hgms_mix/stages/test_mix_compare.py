@@ -143,7 +143,7 @@ def test_a_contest_is_of_all_methods_and_seeds(grid: Path) -> None:
         (["--methods", "uniforn"], "'uniforn'"),
         (["--methods", "hg-ms", "--reference", "uniform"], "'uniform'"),
         (["--seeds", "three"], "three"),
-        (["--dry-run", "--set", "sampel.size=3"], "did you mean 'sample'?"),
+        (["--set", "sampel.size=3"], "did you mean 'sample'?"),
         (["--set", "task.test={}"], "(grid.toml: task.test)"),
     ],
 )

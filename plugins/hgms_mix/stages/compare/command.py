@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hgms.cli import json_option, plugin_option, print_json, print_table, trust_option
+from hgms.cli import json_option, plugin_option, print_json, trust_option
 from hgms.comparison import seeds_option
 from hgms.executors import Local, executor_options, stated_executor
 
@@ -44,7 +44,6 @@ from hgms.executors import Local, executor_options, stated_executor
     help="Concurrent mixes, one process each.",
 )
 @executor_options
-@click.option("--dry-run", is_flag=True, help="Check everything and list the mixes, without a run.")
 @trust_option
 @plugin_option
 @json_option
@@ -61,7 +60,6 @@ def compare(
     jobs: int,
     executor: str | None,
     address: str | None,
-    dry_run: bool,
     registry: Any,
     as_json: bool,
 ) -> None:
@@ -83,13 +81,6 @@ def compare(
     contest = Contest.of(
         grid, labels, seeds, reference, out=out, scale=scale, sets=sets, registry=registry
     )
-    if dry_run:
-        rows = [{"method": label, "seed": seed} for label, seed in contest.mixes]
-        if as_json:
-            print_json(rows)
-        else:
-            print_table(("method", "seed"), rows)
-        return
     outcome = run_contest(contest, where or Local(jobs=jobs, fresh=True), bars=not as_json)
     if as_json:
         print_json(outcome.as_dict())
