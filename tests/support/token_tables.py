@@ -28,7 +28,7 @@ def read_examples(name: str, source: Source) -> list[Example]:
     Places of errors begin with ``name``. Cost: two passes over the file.
     """
     arrays, _ = rows._scan_source(name, (name,), source, None)
-    numbers = arrays["rows"].numpy()
+    numbers = arrays["rows"]
     numbers = numbers[rows.select_rows((name,), len(numbers), source).numpy()]
     examples = {example.row: example for example in examples_at(name, source, np.sort(numbers))}
     return [examples[number] for number in numbers.tolist()]

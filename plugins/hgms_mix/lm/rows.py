@@ -13,7 +13,6 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 from attrs import frozen
-from torch import Tensor
 
 from hgms.config import expand
 from hgms.store import Folder, digest, short_number
@@ -31,7 +30,7 @@ from hgms_mix.lm.files import Unread
 from hgms_mix.lm.formats import FORMATS, BadRow
 from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import commit, load, lock
+from hgms_mix.lm.store import load, lock, save
 from hgms_mix.lm.table import Report
 
 VERSION = 3
@@ -129,8 +128,7 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
         stored = None if folder is None else load(folder, _Scan.types)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
             stored = _scan_source(name, where, source, folder)
-    tensors, facts = stored
-    arrays = {leaf: tensor.numpy() for leaf, tensor in tensors.items()}
+    arrays, facts = stored
     taken = select_rows(where, len(arrays["rows"]), source).numpy()
     kept = taken[~arrays["blank"][taken]]
     report = Report(
@@ -148,7 +146,7 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
 
 def _scan_source(
     name: str, where: Place, source: Source, folder: Folder | None
-) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+) -> tuple[dict[str, np.ndarray], Mapping[str, Any]]:
     with meter(f"reading {name}", "B") as bar:
 
         def watch(done: int, total: int) -> None:
@@ -158,12 +156,12 @@ def _scan_source(
         form, records = open_rows(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
         scan = _Scan(form.name if form else None, source)
-        arrays, parts = compute_parts(numbered, scan, folder=folder)
+        arrays, parts = compute_parts(numbered, scan)
     total, bad = (sum(part[what] for part in parts) for what in ("count", "bad"))
     check_bad(where, source, form, bad, [line for part in parts for line in part["shown"]], total)
     facts = {"detected": form.name if form else "", "total": total, "bad": bad}
     if folder is not None:
-        commit(folder, _Scan.types, facts, done=True)
+        save(folder, _Scan.types, arrays, facts)
     return arrays, facts
 
 

@@ -1,6 +1,6 @@
 """Arrays on disk: folders of the store with one file of plain numbers per array.
 
-Arrays are appended in parts, so they may be larger than memory. They are memory-mapped for reading.
+They are memory-mapped for reading.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hgms.store import DiskError, Folder, hold_lease
 from hgms_core.errors import CheckpointError, DataError
@@ -58,38 +56,10 @@ def lock(folder: Folder) -> Iterator[None]:
         yield
 
 
-def begin(folder: Folder, types: Mapping[str, str]) -> Mapping[str, Any]:
-    """Cut the files of an unfinished folder back to their recorded length; return the facts.
-
-    A new, damaged or finished folder is emptied.
-    """
-    with writing(folder.path.parent):
-        try:
-            manifest = folder.manifest()
-            if manifest.status == "open":
-                for name in types:
-                    folder.rewind(file_of(name))
-                return manifest.facts
-        except CheckpointError as error:
-            warn(f"the cache entry {folder.path} is recomputed: {error.message}")
-        shutil.rmtree(folder.path, ignore_errors=True)
-        folder.path.mkdir(parents=True)
-        for name in types:
-            folder.rewind(file_of(name))
-    return {}
-
-
-def append(folder: Folder, types: Mapping[str, str], arrays: Arrays) -> None:
-    """Append a part of each array to its file."""
-    pieces = {name: np.asarray(arrays[name], dtype) for name, dtype in types.items()}
-    with writing(folder.path.parent):
-        folder.append({file_of(name): piece.tobytes() for name, piece in pieces.items()})
-
-
-def commit(
-    folder: Folder, types: Mapping[str, str], facts: Mapping[str, Any], *, done: bool = False
+def save(
+    folder: Folder, types: Mapping[str, str], arrays: Arrays, facts: Mapping[str, Any]
 ) -> None:
-    """Record the files of the arrays, and facts about them (JSON).
+    """Write the arrays, and facts about them (JSON), in place of earlier files.
 
     Raises
     ------
@@ -97,7 +67,10 @@ def commit(
         If the folder cannot be written.
     """
     with writing(folder.path.parent):
-        folder.commit(map(file_of, types), facts=facts, done=done)
+        shutil.rmtree(folder.path, ignore_errors=True)
+        for name, dtype in types.items():
+            folder.write(file_of(name), np.asarray(arrays[name], dtype).tobytes())
+        folder.commit(map(file_of, types), facts=facts, done=True)
 
 
 def file_of(name: str) -> str:
@@ -105,20 +78,9 @@ def file_of(name: str) -> str:
     return f"{name}.bin"
 
 
-def memory_map(folder: Path, types: Mapping[str, str]) -> dict[str, Tensor]:
-    """Map the arrays of a folder into memory."""
-    # "c": torch requires writable arrays, and the file stays unchanged.
-    arrays: dict[str, np.ndarray] = {}
-    for name, dtype in types.items():
-        path = folder / file_of(name)
-        is_empty = path.stat().st_size == 0
-        arrays[name] = np.zeros(0, dtype) if is_empty else np.memmap(path, dtype, mode="c")
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
 def load(
     folder: Folder, types: Mapping[str, str]
-) -> tuple[dict[str, Tensor], Mapping[str, Any]] | None:
+) -> tuple[dict[str, np.ndarray], Mapping[str, Any]] | None:
     """Map the arrays of a finished folder into memory, and return them with the facts about them.
 
     Return None if the folder is not finished. Warn and return None if the files are damaged. Cost:
@@ -133,4 +95,10 @@ def load(
     except CheckpointError as error:
         warn(f"the cache entry {folder.path} is recomputed: {error.message}")
         return None
-    return memory_map(folder.path, types), manifest.facts
+    # "c": torch requires writable arrays, and the file stays unchanged.
+    arrays: dict[str, np.ndarray] = {}
+    for name, dtype in types.items():
+        path = folder.path / file_of(name)
+        is_empty = path.stat().st_size == 0
+        arrays[name] = np.zeros(0, dtype) if is_empty else np.memmap(path, dtype, mode="c")
+    return arrays, manifest.facts

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 import attrs
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -195,7 +196,7 @@ def check_fits(model: Any, everything: Mapping[str, Mapping[str, TokenTable]]) -
     )
 
 
-def table_of(leaves: Mapping[str, Tensor], digest: str, report: Report) -> TokenTable:
+def table_of(leaves: Mapping[str, np.ndarray], digest: str, report: Report) -> TokenTable:
     """Build a table from the arrays in ``TYPES``, without a name and a padding token."""
-    tokens, mask, lengths, rows = (leaves[leaf] for leaf in TYPES)
+    tokens, mask, lengths, rows = (torch.from_numpy(leaves[leaf]) for leaf in TYPES)
     return TokenTable("", tokens, mask, offsets_of(lengths), rows, digest, report=report)

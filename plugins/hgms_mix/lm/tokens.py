@@ -34,7 +34,7 @@ from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.rows import Record, index_of, meter, records_at
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import append, begin, commit, load, lock, warn
+from hgms_mix.lm.store import load, lock, save, warn
 from hgms_mix.lm.table import TYPES, Report, TokenTable, table_of
 from hgms_mix.lm.templates import Piece, Template, template_for
 
@@ -77,11 +77,9 @@ def token_table(
     tokens of answers. ``report`` contains the counts.
 
     With ``cache_dir`` the table is stored there under a digest of its inputs: the file's content
-    (not its name), the source's fields, template, tokenizer, lengths and this code's version. It is
-    created in parts, and merged on disk. Memory contains only the part in progress, for any number
-    of rows. After a kill, finished parts are not
-    recomputed. If two processes need one table, it is created once. It is memory-mapped for
-    reading. A damaged entry is named in a warning and recreated.
+    (not its name), the source's fields, template, tokenizer, lengths and this code's version. If
+    two processes need one table, it is created once. It is memory-mapped for reading. A damaged
+    entry is named in a warning and recreated.
 
     Raises
     ------
@@ -275,9 +273,7 @@ def _tokenise(
         _warn_of_lengths(name, working(first)[1], len(first), working.max_length)
         records = itertools.chain(first, records)
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
-        leaves, parts = compute_parts(
-            records, working, folder=folder if ascending else None, watch=bar.update
-        )
+        leaves, parts = compute_parts(records, working, bar.update)
     report = attrs.evolve(
         index.report,
         looked=len(numbers),
@@ -294,10 +290,8 @@ def _tokenise(
         order = torch.from_numpy(place[present[place] == wanted])
         table = attrs.evolve(table.take(order), digest=digest)
     if folder is not None:
-        if not ascending:
-            begin(folder, TYPES)
-            append(folder, TYPES, {name: getattr(table, name).numpy() for name in TYPES})
-        commit(folder, TYPES, attrs.asdict(report), done=True)
+        arrays = {name: getattr(table, name).numpy() for name in TYPES}
+        save(folder, TYPES, arrays, attrs.asdict(report))
     return table
 
 

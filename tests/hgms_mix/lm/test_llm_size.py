@@ -1,4 +1,4 @@
-"""Sources at size: read row by row, in parts, broken off and gone on with."""
+"""Sources at size: read row by row, in parts, and drawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from support.token_tables import Counting, read_examples, rows_of, same
 
 import hgms_mix.lm.parts
 import hgms_mix.lm.tokens
-from hgms.store import Folder
 from hgms_core import Key
 from hgms_core.errors import DataError
 from hgms_mix.lm.parts import compute_parts
@@ -23,7 +22,7 @@ from hgms_mix.lm.rows import index_of
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.table import TokenTable
 from hgms_mix.lm.tokenizers import byte_tokenizer
-from hgms_mix.lm.tokens import Tokenising, drawn_table
+from hgms_mix.lm.tokens import drawn_table
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -86,38 +85,6 @@ def test_a_pick_is_tokenised_alone_and_twice_where_it_is_picked_twice(
     assert rows_of(table) == [rows_of(whole)[whole.places[row]] for row in pick.tolist()]
 
 
-def manifest_of(path: Path) -> bytes:
-    return path.with_name("manifest.json").read_bytes()
-
-
-def test_what_was_done_before_a_kill_is_not_done_again(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = table_of(source)
-    cache = tmp_path / "cache"
-    original = Tokenising.__call__
-    begun: list[int] = []
-
-    def dying(self: Tokenising, rows: Any) -> Any:
-        begun.append(rows[0][0])
-        if len(begun) == 5:
-            raise KeyboardInterrupt
-        return original(self, rows)
-
-    monkeypatch.setattr(Tokenising, "__call__", dying)
-    with pytest.raises(KeyboardInterrupt):
-        table_of(source, cache)
-    assert same(table_of(source, cache), expected)
-    assert len(begun) == 5 + 9 - 4
-    begun.clear()
-    with pytest.raises(KeyboardInterrupt):
-        table_of(evolve(source, rows=90), cache)
-    (file,) = (path for path in cache.glob("*/tokens.bin") if b"parts" in manifest_of(path))
-    file.write_bytes(b"?" + file.read_bytes()[1:])  # and a disk that lost a byte
-    assert table_of(evolve(source, rows=90), cache).size
-    assert len(begun) == 5 + 9
-
-
 @pytest.mark.parametrize(
     ("count", "choice"), [(1, {}), (30, {"shuffle_seed": 3, "rows": 80}), (500, {})]
 )
@@ -148,15 +115,12 @@ def test_where_no_drawn_row_passes_more_are_drawn(tmp_path: Path) -> None:
         drawn_table("s", source, byte_tokenizer(), max_length=3, **options)
 
 
-def test_parts_are_in_order_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
-    folder = Folder(tmp_path, "squares")
-    for work in (Counting({}), Counting({55: DataError("no-rows", "not computed again")})):
-        counts: list[int] = []
-        arrays, parts = compute_parts(range(65), work, folder=folder, watch=counts.append)
-        assert arrays["square"].tolist() == [n**2 for n in range(65)]
-        assert [part["first"] for part in parts] == list(range(0, 65, 10))
-        assert counts == [*[10] * 6, 5]
+    counts: list[int] = []
+    arrays, parts = compute_parts(range(65), Counting({}), counts.append)
+    assert arrays["square"].tolist() == [n**2 for n in range(65)]
+    assert [part["first"] for part in parts] == list(range(0, 65, 10))
+    assert counts == [*[10] * 6, 5]
     with rejects("no-rows", "it", of=DataError):
-        refused = Counting({55: DataError("no-rows", "of it", place=("it",))})
-        compute_parts(range(65), refused, folder=None)
+        compute_parts(range(65), Counting({55: DataError("no-rows", "of it", place=("it",))}))

@@ -132,16 +132,24 @@ def test_an_uncertainty_that_cannot_be_measured_is_skipped_but_for_memory_and_fa
         estimate()
 
 
-def test_tests_of_a_mixture_are_told_apart_in_its_table_and_its_warnings() -> None:
+def test_what_rows_say_of_a_mixture_is_in_its_table() -> None:
     weights = {"a": 0.75, "b": 0.25}
-    null = {"sources": [{"source": "a", "evidence": 1}, {"source": "b", "evidence": -1}]}
-    table = {"weights": weights, "prior": dict.fromkeys(weights, 0.5), "null": null}
-    assert uncertainty.rows_of(table) == [
-        {"source": "a", "weight": "0.750", "prior": "0.500", "null test says": "more"},
-        {"source": "b", "weight": "0.250", "prior": "0.500", "null test says": "less"},
+    rows = [
+        {
+            "source": name,
+            "value": value,
+            "low": value - 0.25,
+            "high": value + 0.25,
+            "evidence": sign,
+        }
+        for name, value, sign in (("a", 0.5, 1), ("b", -0.125, 0))
     ]
-    found = [
-        uncertainty.warnings(weights, {}, {}, {**null, "evidence": evidence}, Mock(evidence=True))
-        for evidence in (False, True)
+    table = {"weights": weights, "prior": dict.fromkeys(weights, 0.5), "rows": {"sources": rows}}
+    column = "gain over the prior"
+    assert [
+        (line["weight"], line["prior"], line[column], line["rows say"])
+        for line in uncertainty.rows_of(table)
+    ] == [
+        ("0.750", "0.500", "+0.500 [+0.250, +0.750]", "more"),
+        ("0.250", "0.500", "-0.125 [-0.375, +0.125]", "cannot be told"),
     ]
-    assert [len(list(lines)) for lines in found] == [1, 0]
