@@ -85,31 +85,12 @@ FINETUNE = Stage(
 )
 
 
-class ChosenRows(Sequence[tuple[Tensor, Tensor]]):
-    """The sampled rows as (tokens, completion mask), read from the token tables on access.
-
-    Rows that the tables do not contain are excluded.
-    """
-
-    def __init__(self, tables: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        places = {name: table.places for name, table in tables.items()}
-        present = [(row["source"], places.get(row["source"], {}).get(row["row"])) for row in rows]
-        self._tables = tables
-        self._rows = [(name, place) for name, place in present if place is not None]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        name, position = self._rows[index]
-        tokens, mask = self._tables[name].row(position)
-        return tokens, mask
-
-
 def chosen_rows(
     model: TunedModel, sample: Facts, rows: Path, tables: Mapping[str, Any], log: Log
-) -> ChosenRows:
-    """Return the sampled rows, in tokens of the fine-tuned model.
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the sampled rows as (tokens, completion mask), in tokens of the fine-tuned model.
+
+    Rows that are too long in these tokens are excluded.
 
     Raises
     ------
@@ -128,7 +109,12 @@ def chosen_rows(
             error=DataError,
         )
     listed = list(read_rows(rows))
-    chosen = ChosenRows(tables, listed)
+    places = {name: table.places for name, table in tables.items()}
+    chosen = []
+    for row in listed:
+        place = places.get(row["source"], {}).get(row["row"])
+        if place is not None:
+            chosen.append(tables[row["source"]].row(place))
     most = model.task.max_length
     if len(chosen) < len(listed):
         log(
