@@ -148,7 +148,7 @@ def error(status: int, message: str = "no", code: str | None = None) -> Act:
     return lambda *_: (status, {}, body)
 
 
-def stage(folder: Path, url: str, **changes: Any) -> Evaluate:
+def stage(folder: Path, url: str | None, **changes: Any) -> Evaluate:
     usual = {"timeout": 5.0, "retries": 3, "concurrency": 2}
     judge = Judge(**{"base_url": url, "model": "test/judge", **usual, **changes})
     return evaluation_of(folder, judge)

@@ -6,19 +6,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, final
-from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
-from hgms.arguments import require
+from hgms.arguments import errors_at, require
 from hgms.packages import optional_module
 from hgms.store import json_digest
-from hgms_core import ConfigError
 from hgms_core.validators import at_least, greater_than, not_empty, optional
 from hgms_mix.evaluation.questions import REFERENCES, JudgePrompt, Question
 
-OWN_HOST = "api.openai.com"
-OWN_KEY = "OPENAI_API_KEY"
+OPENAI = "https://api.openai.com/v1"
+ADDRESS = "OPENAI_BASE_URL"
+KEY = "OPENAI_API_KEY"
+"""The variables that OpenAI's client reads."""
 NO_KEY = "none"
 _RATING = re.compile(r"\[\[(\d+\.?\d*)\]\]")
 _ADDRESS = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/@:?#\[\]]+)(:[1-9]\d{0,4})?(/[^\s@]*)?")
@@ -33,7 +33,7 @@ def _endpoint(_judge: object, _attribute: object, value: str) -> None:
         "base_url must be an address such as 'http://localhost:8000/v1', without a user or "
         "password, because it is stored with every rating",
         place=("base_url",),
-        hint="use api_key_env for a key",
+        hint=f"use {KEY} for a key",
     )
 
 
@@ -49,12 +49,9 @@ class Judge:
     Parameters
     ----------
     base_url, model
-        The endpoint (default: the endpoint of OpenAI), and the name of the judge there.
-    api_key_env
-        The environment variable that contains the key; it may be unset if ``base_url`` is given.
-        OPENAI_API_KEY is sent to OpenAI. Any other variable, or any other host, requires permission
-        from the command (``--send-key HOST``; from Python HGMS_SEND_KEY=HOST). The key is never
-        written to a file.
+        The endpoint, and the name of the judge there. By default OpenAI's client reads endpoint
+        and key from OPENAI_BASE_URL (unset: OpenAI) and OPENAI_API_KEY. A ``base_url`` never
+        receives a key. The key is never written to a file.
     temperature, max_tokens
         Of the judge's replies.
     timeout
@@ -84,7 +81,6 @@ class Judge:
 
     base_url: str | None = field(default=None, validator=optional(_endpoint))
     model: str = field(default="gpt-4o", validator=not_empty)
-    api_key_env: str = field(default="OPENAI_API_KEY", validator=not_empty)
     temperature: float = field(default=0.0, validator=at_least(0))
     max_tokens: int = field(default=2048, validator=at_least(1))
     timeout: float = field(default=120.0, validator=greater_than(0))
@@ -95,53 +91,28 @@ class Judge:
     @property
     def where(self) -> str:
         """The judge's name and endpoint, as in every record."""
-        return f"{self.model} at {self.base_url or 'https://api.openai.com/v1'}"
-
-    @property
-    def host(self) -> str:
-        return urlsplit(self.base_url).hostname or "" if self.base_url is not None else OWN_HOST
-
-    @property
-    def sends(self) -> str:
-        """A message that names the key in the requests to the judge, if any."""
-        return (
-            "no key is sent"
-            if self.key() == NO_KEY
-            else f"the key in {self.api_key_env} is sent to {self.host}"
-        )
+        return f"{self.model} at {self.base_url or os.environ.get(ADDRESS) or OPENAI}"
 
     def key(self) -> str:
-        """Return the key, or a placeholder if a local server requires no key.
+        """Return the key, or a placeholder for an endpoint of the file.
 
         Raises
         ------
         ConfigError
-            OpenAI's endpoint has no key; or the file requests to send a key to a host that the
-            command does not allow.
+            There is no key, or the endpoint in OPENAI_BASE_URL contains a password.
         """
-        key = os.environ.get(self.api_key_env, "")
-        secure = self.base_url is None or self.base_url.startswith("https:")
-        own = self.api_key_env == OWN_KEY and self.host == OWN_HOST and secure
-        if key and not own and self.host not in os.environ.get("HGMS_SEND_KEY", "").split(","):
-            if self.api_key_env == OWN_KEY and self.host != OWN_HOST:
-                return NO_KEY  # the default variable: its key is only for OpenAI
-            raise ConfigError(
-                "not-allowed",
-                f"api_key_env={self.api_key_env!r} sends this environment variable to {self.host}, "
-                "which the command does not allow",
-                place=("evaluate", "judge", "api_key_env"),
-                hint=f"add --send-key {self.host} to the command if it is a key for that host",
-            )
-        if key or self.base_url is not None:
-            return key or NO_KEY
-        raise ConfigError(
+        key = os.environ.get(KEY, "") if self.base_url is None else NO_KEY
+        require(
+            key,
             "missing-variable",
-            f"the judge {self.model} requires a key, but the environment variable "
-            f"{self.api_key_env} is not set",
-            place=("evaluate", "judge", "api_key_env"),
-            hint=f"set {self.api_key_env}, or set base_url and model to another judge\n"
+            f"the judge {self.model} requires a key, but the environment variable {KEY} is not set",
+            place=("evaluate", "judge"),
+            hint=f"set {KEY}, or set base_url and model to another judge\n"
             'set evaluate.judge = "none" to generate the responses now and rate them later',
         )
+        with errors_at("evaluate", "judge"):
+            _endpoint(self, None, os.environ.get(ADDRESS) or OPENAI)
+        return key
 
     def require(self) -> None:
         """Raise MissingExtra or ConfigError if requests are not possible."""

@@ -54,7 +54,7 @@ def rate(
     if not todo:
         return done
     path = ratings_path(judge, folder)
-    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns ({judge.sends})")
+    report(f"mt-bench: {judge.where} rates {len(todo)} of {len(requests)} turns")
     kept = len(requests) - len(todo)
     with contextlib.closing(_rate_requests(judge, todo)) as answers:
         try:

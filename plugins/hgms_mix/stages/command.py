@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,11 +22,6 @@ OTHERS = {
     "surface": "hgms_mix.surface.command",
 }
 """Commands that are imported at their first use: their modules, by name."""
-
-
-def _send_key(_ctx: click.Context, _option: click.Parameter, hosts: Sequence[str]) -> None:
-    if hosts:
-        os.environ["HGMS_SEND_KEY"] = ",".join(hosts)  # the judge reads it here
 
 
 class _Mix(click.Group):
@@ -85,14 +79,6 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         plugin_option,
         track_option,
         trust_option,
-        click.option(
-            "--send-key",
-            multiple=True,
-            metavar="HOST",
-            expose_value=False,
-            callback=_send_key,
-            help="Send the key of evaluate.judge to this host. Repeatable.",
-        ),
         click.option(
             "--device",
             metavar="NAME",

@@ -84,10 +84,10 @@ def test_the_judge_is_asked_as_in_mt_bench() -> None:
 def test_a_request_holds_the_judges_settings_and_the_key(
     folder: Path, serve: Callable[[Act], Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MY_KEY", "sk-secret-1")
-    monkeypatch.setenv("HGMS_SEND_KEY", "127.0.0.1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-1")
     endpoint = serve(good)
-    evaluation = stage(folder, endpoint.url, api_key_env="MY_KEY", temperature=0.5, max_tokens=99)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    evaluation = stage(folder, None, temperature=0.5, max_tokens=99)
     result = evaluation.rate(folder)["mt-bench"]
     fields = ("path", "model", "temperature", "max_tokens")
     assert {tuple(body[name] for name in fields) for body in endpoint.bodies} == {
@@ -105,7 +105,7 @@ def test_without_a_key_or_with_answers_that_are_none_nobody_is_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with rejects("missing-variable", "evaluate", "judge", "api_key_env", of=ConfigError):
+    with rejects("missing-variable", "evaluate", "judge", of=ConfigError):
         evaluation_of(folder, Judge()).rate(folder)
     path = folder / "mt-bench.answers.jsonl"
     path.write_text("{}\n" + path.read_text())
@@ -113,27 +113,17 @@ def test_without_a_key_or_with_answers_that_are_none_nobody_is_asked(
         rated(folder, NOBODY)
 
 
-def test_a_file_alone_sends_no_variable_anywhere(
+def test_a_file_alone_sends_no_key_anywhere(
     folder: Path, serve: Callable[[Act], Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenAI's key goes to OpenAI; another variable, or another host, only where the command
-    says so.
-    """
-    monkeypatch.delenv("HGMS_SEND_KEY", raising=False)
+    """The key goes to the endpoint of the environment, which holds no password."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
-    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     endpoint = serve(good)
     stage(folder, endpoint.url).rate(folder)
     assert {headers["authorization"] for headers in endpoint.headers} == {"Bearer none"}
-    other = {"api_key_env": "DATABASE_PASSWORD"}
-    for judge in (
-        Judge(base_url=endpoint.url, model="other", **other),
-        Judge(base_url="http://api.openai.com/v1", **other),
-        Judge(**other),
-        Judge(base_url="http://api.openai.com/v1"),  # in the clear
-    ):
-        with rejects("not-allowed", "evaluate", "judge", "api_key_env", of=ConfigError):
-            judge.require()
-    assert Judge().key() == Judge(base_url="https://api.openai.com/v1").key() == "sk-mine"
-    monkeypatch.setenv("HGMS_SEND_KEY", "elsewhere.example,127.0.0.1")
-    assert Judge(base_url=endpoint.url, **other).key() == "hunter2"
+    assert Judge(base_url="https://api.openai.com/v1").key() == "none"
+    assert Judge().key() == "sk-mine"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:secret@host/v1")
+    with rejects("wrong-value", "evaluate", "judge", "base_url", of=ConfigError) as caught:
+        Judge().require()
+    assert "secret" not in str(caught.value)

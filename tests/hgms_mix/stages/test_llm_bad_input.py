@@ -103,7 +103,7 @@ CASES: list[tuple[Callable[[], Any], str, str, str]] = [
     (nothing, "evaluate.benchmarks=['gsm9k']", "unknown-choice", "evaluate.benchmarks.0"),
     (nothing, "run.device=cuda:1", "not-supported", "run.device"),
     (nothing, "task=quadratic", "not-supported", "task.name"),
-    (nothing, "evaluate.benchmarks=['mt-bench']", "missing-variable", "evaluate.judge.api_key_env"),
+    (nothing, "evaluate.benchmarks=['mt-bench']", "missing-variable", "evaluate.judge"),
 ]
 
 
