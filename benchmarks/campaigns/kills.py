@@ -50,12 +50,6 @@ task = ["quadratic", "sphere"]
 method = [{{ name = "{first}", outer.lr = 0.05 }}, {{ name = "{second}", label = "other" }}]
 [run]
 checkpoint_seconds = {checkpoint}
-[sweep]
-trials = 3
-seeds = [100]
-budget = "2 steps"
-[sweep.space.{first}]
-"outer.lr" = [0.01, 0.03, 0.1, 0.3]
 """
 
 MIX = """seed = {seed}
@@ -293,7 +287,7 @@ def left(folder: Path) -> dict[str, bytes]:
                 content = b""
             elif path.name == "config.toml":
                 content = _meaning(content)
-            elif path.name in ("report.json", "sweep.json"):
+            elif path.name == "report.json":
                 content = json.dumps(_without_clock(json.loads(content)), sort_keys=True).encode()
             rows[path.relative_to(folder).as_posix()] = content
     return {name: content for name, content in rows.items() if not name.endswith(AS_IT_LIKES)}

@@ -53,7 +53,6 @@ ALLOWED = {
     "hgms.results": {
         "uniform": "the default reference",
         **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),
-        "sweeps": "the folder of the trials of a comparison",
         "recovery_error": "the metric of tasks with sources that is about θ alone",
     },
     "hgms.config": {

@@ -1,8 +1,7 @@
-"""Results of a comparison: tables by task, missing results, selected settings."""
+"""Results of a comparison: tables by task, and missing results."""
 
 from __future__ import annotations
 
-import html
 import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,18 +13,9 @@ from attrs import field, frozen
 
 from hgms.comparison.cell import Ending
 from hgms.comparison.grid import Cell, Grid
-from hgms.comparison.sweep import Sweep
 from hgms.config.tables import group_values
 from hgms.packages import frame
-from hgms.results import (
-    RECOVERED,
-    StoredRun,
-    Table,
-    execution_notes,
-    notebook_html,
-    read_run,
-    table,
-)
+from hgms.results import RECOVERED, StoredRun, Table, execution_notes, read_run, table
 from hgms.runs import OwnProblem, RunResult, reporter, run_config
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, one_of, unknown_name
@@ -61,26 +51,20 @@ class Failure:
 
 @frozen(kw_only=True)
 class Comparison:
-    """The results of a comparison: a table for each task, failures and sweeps.
+    """The results of a comparison: a table for each task, and failures.
 
-    ``failures`` are the cells without a result, ``sweeps`` the pilot sweeps. ``execution``
-    describes by task how the runs were executed, if this differs from torch's defaults.
+    ``failures`` are the cells without a result. ``execution`` describes by task how the runs were
+    executed, if this differs from torch's defaults.
     """
 
     tables: Sequence[Table]
     failures: Sequence[Failure]
-    sweeps: Sequence[Mapping[str, Any]]
     execution: Mapping[str, Sequence[str]] = field(factory=dict)
     grid: Grid = field(repr=False)
     runs: Sequence[StoredRun] = field(factory=list, repr=False)
     cells: Sequence[Cell] = field(default=(), repr=False)
     scratch: Any = field(default=None, repr=False, eq=False)
     """Keeps run folders if ``out`` is not set, as long as this object exists."""
-
-    def _repr_html_(self) -> str:
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remarks)
-        tables = "".join(table.html for table in self.tables)
-        return notebook_html(f"<p>{html.escape(self.heading)}</p>{tables}<ul>{lines}</ul>")
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas data frame with one row per run.
@@ -169,7 +153,6 @@ class Comparison:
             "failed": [
                 attrs.asdict(failure) | {"path": str(failure.path)} for failure in self.failures
             ],
-            "sweeps": [dict(sweep) for sweep in self.sweeps],
         }
 
     def __str__(self) -> str:
@@ -236,7 +219,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """Notes that the tables do not contain: selection of settings, missing results."""
+        """Notes that the tables do not contain, such as missing results."""
         lines = self._of_tables()
         if any(ALIKE in row.notes for table in self.tables for row in table.rows):
             lines.append(
@@ -262,7 +245,6 @@ class Comparison:
             for held, total in (task.held_out,)
             if held and self.grid.metrics[label] in task.metric_rows
         ]
-        lines += map(_describe_sweep, self.sweeps)
         if any(failure.status == "failed" for failure in self.failures) and self.scratch is None:
             how = "retry_failed=True" if self.grid.own else "--retry-failed"
             lines.append(f"failed runs keep their place; {how} runs them once more")
@@ -296,21 +278,9 @@ class Comparison:
         return [*lines, *remarks.values()]
 
 
-def _describe_sweep(sweep: Mapping[str, Any]) -> str:
-    chosen = ", ".join(f"{key} = {value}" for key, value in sweep["chosen_values"].items())
-    lost = sum(trial["loss"] is None for trial in sweep["trials"])
-    return (
-        f"sweep: {sweep['task']}, {sweep['method']}: trial {sweep['chosen'] + 1} of "
-        f"{len(sweep['trials'])} ({chosen})"
-        + (f"; {lost} trials failed" if lost else "")
-        + (f"; {sweep['note']}" if sweep["note"] else "")
-    )
-
-
 def gather(
     grid: Grid,
     cells: Iterable[Cell],
-    sweeps: Sequence[Sweep],
     endings: Mapping[Path, Ending],
     finished: Container[Path] = (),
 ) -> Comparison:
@@ -354,13 +324,7 @@ def gather(
     lost = group_values(((failure.task, failure.method), failure.seed) for failure in failures)
     tables = []
     for task, by_method in runs.items():
-        swept = {sweep.method for sweep in sweeps if sweep.task == task}
-        notes: dict[str, list[str]] = {method: [] for method in by_method}
-        for method, remarks in notes.items():
-            if alike.get((task, method), False):
-                remarks.append(ALIKE)
-            if sweeps and method not in swept:
-                remarks.append("not swept")
+        notes = {method: [ALIKE] * alike.get((task, method), False) for method in by_method}
         tables.append(
             table(
                 by_method,
@@ -377,7 +341,6 @@ def gather(
     return Comparison(
         tables=tables,
         failures=failures,
-        sweeps=[sweep.as_dict() for sweep in sweeps],
         execution={
             task: execution_notes(itertools.chain(*by_method.values()))
             for task, by_method in runs.items()

@@ -18,7 +18,7 @@ import attrs
 from attrs import define, field
 
 from hgms.comparison.comparison import Comparison
-from hgms.comparison.grid import PYTHON, SweepSettings
+from hgms.comparison.grid import PYTHON
 from hgms.comparison.grid_file import ARGUMENTS, Objects, load
 from hgms.comparison.run_grid import run_grid
 from hgms.config import Budget, check_arguments
@@ -58,7 +58,6 @@ def compare(
     higher_is_better: bool | Mapping[str, bool] | None = None,
     reference: str | None = None,
     baselines: bool = True,
-    sweep: SweepSettings | Mapping[str, Any] | None = None,
     jobs: int | None = None,
     retry_failed: bool = False,
     progress: bool = True,
@@ -108,14 +107,13 @@ def compare(
     baselines
         Whether the trivial baselines that fit a problem are added: ``uniform``, and for problems
         with validation rows ``validation-only`` and ``uniform-tilted``.
-    sweep
-        Settings of a sweep on pilot seeds before the comparison. retry_failed: whether failed runs
-        are repeated.
     jobs
         Number of parallel processes, as in ``hgms compare``; 0: in this process. Problems and
         objects of classes that are not registered exist only in this process. Their runs are then
         executed here, one by one, and any other number is rejected (a process that is forked after
         torch has computed may hang).
+    retry_failed
+        Whether failed runs are repeated.
     progress
         Whether to show progress: bars on a terminal or below a notebook's cell, else a line per run
         on stderr.
@@ -157,7 +155,6 @@ def compare(
         "metric": metric,
         "reference": reference,
         "baselines": baselines,
-        "sweep": plain(sweep) if isinstance(sweep, SweepSettings) else sweep,
     }
     stated = {key: value for key, value in given.items() if value is not None}
     grid = load(stated, source=PYTHON, registry=registry, objects=reading.objects)

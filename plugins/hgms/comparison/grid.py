@@ -1,8 +1,7 @@
 """Grids: tasks × methods × seeds under one budget, built and checked as values
 (:mod:`hgms.comparison.grid_file` reads them).
 
-A cell is one run in its folder. The configuration of a (task, method) pair can be varied, and
-replaced by the choice of a sweep.
+A cell is one run in its folder.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ import attrs
 from attrs import field, frozen
 
 from hgms.config import Budget
-from hgms.config.convert import structure
-from hgms.config.tables import overlay_tables, set_value, show
-from hgms.facts import traits_of
+from hgms.config.tables import overlay_tables, show
 from hgms.plugins import Registry
 from hgms.runs import OwnProblem, RunConfig, RunFolder, RunSettings
-from hgms_core import ConfigError, HgmsError, Method
+from hgms_core import ConfigError, HgmsError
 from hgms_core.components import evolve
 from hgms_core.errors import CheckpointError, Place
-from hgms_core.validators import at_least, at_most
 
 NO_FILE = "the grid"
 FLAGS = "the command line"
@@ -33,9 +29,6 @@ PYTHON = "compare"
 
 MOST_SEEDS = 100_000
 """Upper bound of the seeds per pair, far above practical use."""
-
-MOST_TRIALS = 10_000
-"""Upper bound of the trials per sweep, far above practical use."""
 
 
 def root_of(source: str) -> Place:
@@ -66,23 +59,6 @@ def distinct_seeds(_settings: object, attribute: attrs.Attribute[Any], value: ob
 
 
 @frozen(kw_only=True)
-class SweepSettings:
-    """The pilot sweep of a grid (see :mod:`hgms.comparison.sweep`).
-
-    ``trials`` is the number for *every* method with a ``space`` (by label, then by dotted field).
-    The first trial uses the method's own settings. ``seeds`` must not be seeds of the grid.
-    ``budget`` is the budget of one trial (``None``: the grid's). ``seed`` is the seed of
-    the values that are drawn.
-    """
-
-    trials: int = field(validator=[at_least(2), at_most(MOST_TRIALS)])
-    seeds: list[int] = field(factory=lambda: [100], validator=distinct_seeds)
-    budget: Budget | None = None
-    seed: int = field(default=0, validator=at_least(0))
-    space: Mapping[str, Any] = field(factory=dict)
-
-
-@frozen(kw_only=True)
 class Entry:
     """One task or method of a grid: its label, its table in the file, and its settings for single
     tasks (``on``).
@@ -104,16 +80,11 @@ class Entry:
     def name(self) -> str:
         return str(self.table["name"])
 
-    def at(self, task: str, values: Mapping[str, Any] | None = None) -> Any:
-        """Return the table (or the object) for the task with this label, with dotted fields set to
-        ``values``.
-        """
+    def at(self, task: str) -> Any:
+        """Return the table (or the object) for the task with this label."""
         if self.component is not None:
             return self.component
-        table = copy_table(overlay_tables(self.table, self.on.get(task, {})))
-        for key, value in (values or {}).items():
-            set_value(table, key.split("."), value)
-        return table
+        return copy_table(overlay_tables(self.table, self.on.get(task, {})))
 
 
 def copy_table(value: Any) -> Any:
@@ -127,13 +98,12 @@ def copy_table(value: Any) -> Any:
 class Cell:
     """One run of a grid, in its folder.
 
-    ``note`` describes a run that is not a result (a trial of a sweep). ``around`` is the text of
-    the configuration before and after the line of the seed, if the cells of a pair share it.
+    ``around`` is the text of the configuration before and after the line of the seed, if the cells
+    of a pair share it.
     """
 
     config: RunConfig
     path: Path
-    note: str = ""
     around: tuple[str, str] | None = field(default=None, eq=False, repr=False)
 
     @property
@@ -145,11 +115,7 @@ class Cell:
         return self.config.run.label or self.config.method_name
 
     def __str__(self) -> str:
-        return (
-            f"{self.task}, {self.method}, "
-            + (f"{self.note}, " if self.note else "")
-            + f"seed {self.config.seed}"
-        )
+        return f"{self.task}, {self.method}, seed {self.config.seed}"
 
     @property
     def text(self) -> str:
@@ -230,7 +196,6 @@ class Grid:
     metrics: Mapping[str, str]
     """The primary metric of each task, by the task's label."""
     reference: str
-    sweep: SweepSettings | None
     pairs: Mapping[tuple[str, str], RunConfig]
     """The configuration of every (task, method), by labels, for the first seed."""
     registry: Registry = field(eq=False, repr=False)
@@ -242,20 +207,11 @@ class Grid:
     def out(self) -> Path:
         return Path(self.run.out)
 
-    def cells(self, chosen: Mapping[tuple[str, str], RunConfig] | None = None) -> list[Cell]:
+    def cells(self) -> list[Cell]:
         """Return all runs, ordered by seed, so that a machine that slows down affects all methods
         equally.
-
-        ``chosen`` replaces configurations of pairs by the choices of a sweep.
         """
-        pairs = {**self.pairs, **(chosen or {})}.values()
-        by_seed = zip(*(cells_of(config, self.seeds) for config in pairs), strict=True)
+        by_seed = zip(
+            *(cells_of(config, self.seeds) for config in self.pairs.values()), strict=True
+        )
         return list(itertools.chain.from_iterable(by_seed))
-
-    def vary(self, task: str, method: str, values: Mapping[str, Any]) -> RunConfig:
-        """Return the configuration of a pair with dotted fields of the method set to ``values``."""
-        base = self.pairs[task, method]
-        entry = next(entry for entry in self.methods if entry.label == method)
-        traits = traits_of(base.task) or frozenset()
-        built = structure(entry.at(task, values), Method, self.registry, traits)
-        return evolve(base, method=built, method_name=entry.name)

@@ -18,11 +18,6 @@ run.
     generator.count = 1
     on.hyper-cleaning.outer.lr = 0.3  # for one task only, by its label
 
-    [sweep]                           # optional: see hgms.comparison.sweep
-    trials = 5
-    seeds = [100]
-    space.hg-ms = { "outer.lr" = { low = 0.01, high = 1.0, log = true } }
-
 ``baselines = true`` at the top level adds the trivial baselines that fit (see
 hgms.comparison.references); `hgms compare` sets it to true if the file does not contain it.
 ``[[task]]`` and ``[[method]]`` tables contain the fields of the component and the keys ``name``,
@@ -42,14 +37,12 @@ from attrs import field, frozen, validators
 
 from hgms import facts
 from hgms.arguments import collect_errors, require
-from hgms.comparison import space
 from hgms.comparison.grid import (
     FLAGS,
     NO_FILE,
     PYTHON,
     Entry,
     Grid,
-    SweepSettings,
     copy_table,
     distinct_seeds,
     root_of,
@@ -79,10 +72,8 @@ RESERVED = {
     "method",
     "run",
     "scale",
-    "sweep",
     "budget",
     "seeds",
-    "sweeps",
     "schema",
     "metric",
     "reference",
@@ -126,7 +117,6 @@ class GridFile:
     run: RunSettings = RunSettings()
     task: Any
     method: Any
-    sweep: SweepSettings | None = None
 
 
 def load(
@@ -211,10 +201,6 @@ class _Loader:
         seeds = tuple(range(file.seeds)) if isinstance(file.seeds, int) else tuple(file.seeds)
         self.check_run(file.run)
         self.check_devices(file.run, table.get("run", {}), built)
-        if file.sweep is not None:
-            self.check_sweep(
-                file.sweep, seeds, [method.label for method in all_methods], tasks, methods
-            )
         self.stop()
         pairs = {}
         for task, method in itertools.product(tasks, methods):
@@ -244,7 +230,6 @@ class _Loader:
             run=file.run,
             metrics=metrics,
             reference=reference,
-            sweep=file.sweep,
             pairs=pairs,
             registry=self.registry,
             own=bool(self.objects),
@@ -383,13 +368,7 @@ class _Loader:
             place = (f"--set {assignment}",)
             with collect_errors(self.errors):
                 if named and not chosen and head not in top:
-                    choices = [
-                        "task",
-                        "method",
-                        "run",
-                        "sweep",
-                        *(entry.label for entry in entries),
-                    ]
+                    choices = ["task", "method", "run", *(entry.label for entry in entries)]
                     raise unknown_name("label", head, choices, place, label="task or method")
                 if equals and not named and key.strip() not in top:
                     raise ConfigError(
@@ -579,74 +558,4 @@ class _Loader:
                             place=self.place("run", key),
                             hint=f"remove run.{key}, or create the problem with it",
                         )
-                    )
-
-    def check_sweep(
-        self,
-        sweep: SweepSettings,
-        seeds: Sequence[int],
-        known: list[str],
-        tasks: Sequence[Entry],
-        methods: Sequence[Entry],
-    ) -> None:
-        """Check the spaces: known methods and fields, enough points for the trials, and valid
-        values.
-        """
-        place = self.place("sweep")
-        shared = sorted(set(sweep.seeds) & set(seeds))
-        if shared:
-            self.errors.append(
-                ConfigError(
-                    "conflicting-options",
-                    f"seeds={shared} of the sweep must not be seeds of the comparison",
-                    place=(*place, "seeds"),
-                    hint="use other seeds, so that settings are not chosen on reported runs",
-                )
-            )
-        if not sweep.space:
-            self.errors.append(
-                ConfigError(
-                    "missing-option", "no method has a space to sweep", place=(*place, "space")
-                )
-            )
-        by_label = {method.label: method for method in methods}
-        for label, table in sweep.space.items():
-            here = (*place, "space", label)
-            if label not in known:
-                self.errors.append(unknown_name("method", label, known, here))
-                continue
-            with collect_errors(self.errors, *here):
-                require(
-                    isinstance(table, Mapping),
-                    "wrong-type",
-                    f"{show(table)} must be a table of fields",
-                )
-                if "name" in table or (label in by_label and by_label[label].component):
-                    raise ConfigError(
-                        "not-supported",
-                        "a sweep requires a method as a table, and does not vary its name",
-                        hint="add one [[method]] table per name",
-                    )
-                if label in by_label:
-                    self.check_space(sweep, by_label[label], space.parse(table), tasks)
-
-    def check_space(
-        self, sweep: SweepSettings, method: Entry, dimensions: space.Space, tasks: Sequence[Entry]
-    ) -> None:
-        size = space.points(dimensions)
-        if size is not None and size < sweep.trials:
-            raise ConfigError(
-                "too-few-points",
-                f"trials={sweep.trials} requires as many points, but the space has {size}",
-                hint="add values, or decrease trials",
-            )
-        for task in tasks:
-            traits = self.traits(task)
-            for key, dimension in dimensions.items():
-                for value in dimension.ends:
-                    self.build(
-                        method.at(task.label, {key: value}),
-                        Method,
-                        ("sweep", "space", method.label),
-                        traits,
                     )

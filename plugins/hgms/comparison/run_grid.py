@@ -1,5 +1,4 @@
-"""Run the grid of a comparison and collect its results: one table per task, missing results, and
-how settings were chosen.
+"""Run the grid of a comparison and collect its results: one table per task, and missing results.
 
 Running a grid again resumes it: a cell is run only if its folder contains no result.
 """
@@ -11,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms.comparison import sweep as sweeps
-from hgms.comparison.cell import Ending
 from hgms.comparison.comparison import Comparison, gather
 from hgms.comparison.coordinator import Executions, distinct_warnings, ensure_room, runs_of
-from hgms.comparison.grid import Cell, Grid
+from hgms.comparison.grid import Grid
 from hgms.config.as_table import plain
 from hgms.executors import Executor, Here, Local, cores, run_together, to_stderr
 from hgms.runs import RunFolder, ignore, undeclared_plugins
@@ -33,7 +30,7 @@ def run_grid(
     progress: bool = True,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Comparison:
-    """Run a grid: first its sweeps, then every cell that has no result.
+    """Run every cell of a grid that has no result.
 
     Finished cells are skipped and interrupted cells resume from their checkpoint. Failed cells keep
     their reason unless ``retry_failed``; a failure does not stop the other cells.
@@ -57,10 +54,8 @@ def run_grid(
         )
     host = grid.registry.host
     host.notify("hgms_ready", settings=plain(grid.run))
-    planned = sweeps.plan(grid)
     _ensure_writable(grid.out)
-    budgets = [grid.budget, grid.sweep.budget if grid.sweep else None]
-    timed = any(budget is not None and budget.seconds is not None for budget in budgets)
+    timed = grid.budget.seconds is not None
     if grid.own:
         jobs = 0
     elif jobs is None:
@@ -71,31 +66,22 @@ def run_grid(
             "timings as those of one alone"
         )
     wanted = {"new", "begun"} | ({"failed"} if retry_failed else set())
-    endings: dict[Path, Ending] = {}
-    finished: set[Path] = set()
-    files = undeclared_plugins(host)
     executor = executor or (Local(jobs=jobs) if jobs else Here())
     executions = Executions()
-
-    def carry_out(cells: Sequence[Cell]) -> None:
-        for cell in cells:  # finished cells too: the other cells use the same execution
-            executions.recall(cell)
-        states = [(cell, cell.state()[0]) for cell in cells]
-        done = {cell.path for cell, state in states if state == "done"}
-        for path in done - finished:
-            _remove_leftovers(path)
-        finished.update(done)
-        waiting = [cell for cell, state in states if state in wanted]
-        runs = runs_of(waiting, executions, files, here=isinstance(executor, Here))
-        echo = to_stderr if progress else ignore
-        results, _ = run_together(runs, executor, bars=progress, say=echo, look=False)
-        endings.update({ending.cell.path: ending for ending in results.values()})
-
+    cells = grid.cells()
+    for cell in cells:  # finished cells too: the other cells use the same execution
+        executions.recall(cell)
+    states = [(cell, cell.state()[0]) for cell in cells]
+    finished = {cell.path for cell, state in states if state == "done"}
+    for path in finished:
+        _remove_leftovers(path)
+    waiting = [cell for cell, state in states if state in wanted]
+    runs = runs_of(waiting, executions, undeclared_plugins(host), here=isinstance(executor, Here))
+    echo = to_stderr if progress else ignore
     with distinct_warnings():
-        chosen = sweeps.carry_out(planned, carry_out)
-        cells = grid.cells(chosen)
-        carry_out(cells)
-    return gather(grid, cells, planned, endings, finished)
+        results, _ = run_together(runs, executor, bars=progress, say=echo, look=False)
+    endings = {ending.cell.path: ending for ending in results.values()}
+    return gather(grid, cells, endings, finished)
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -121,29 +107,17 @@ def _ensure_writable(folder: Path) -> None:
 
 
 def listing(grid: Grid) -> list[dict[str, Any]]:
-    """List every run of the grid: first the trials of the sweep, then the cells.
-
-    The settings of a trial are not listed, since they are chosen when the sweep reaches it.
-    """
-    planned = sweeps.plan(grid)
-    trials = [
-        _row_of(cell) | {"trial": number}
-        for sweep in planned
-        for number in range(sweep.settings.trials)
-        for cell in sweep.add_trial()
+    """List every run of the grid."""
+    return [
+        {
+            "task": cell.task,
+            "method": cell.method,
+            "seed": cell.config.seed,
+            "state": cell.state()[0],
+            "folder": cell.path,
+        }
+        for cell in grid.cells()
     ]
-    cells = [_row_of(cell) for cell in grid.cells()]
-    return [*trials, *({**cell, "trial": None} for cell in cells)] if trials else cells
-
-
-def _row_of(cell: Cell) -> dict[str, Any]:
-    return {
-        "task": cell.task,
-        "method": cell.method,
-        "seed": cell.config.seed,
-        "state": cell.state()[0],
-        "folder": cell.path,
-    }
 
 
 def work_left(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -2,9 +2,9 @@
 
 Each folder is a finished run, or is skipped with a reason.
 
-Only small files are read: configuration, summary and environment. Folders below a ``sweeps``
-directory are trials of a pilot sweep, not results. Folders can come from an untrusted source. The
-functions read no file outside the folder. For any file content, they return a run or a reason.
+Only small files are read: configuration, summary and environment. Folders can come from an
+untrusted source. The functions read no file outside the folder. For any file content, they return
+a run or a reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 
-SWEEPS = "sweeps"
 _FILES = frozenset({"config.toml", "env.json", "steps.jsonl", "timings.jsonl", "summary.json"})
 _NAME = 300  # maximum characters of a label; a folder's name has 255
 _CONFIG = 512 * 2**10  # bytes; tomllib needs seconds for a larger file
@@ -245,7 +244,7 @@ def _run_folders(folders: str | Path | Iterable[str | Path]) -> Iterator[tuple[P
     for root in _roots(folders):
         for directory, below, files in os.walk(root):
             names = {*below, *files}
-            below[:] = sorted(name for name in below if name != SWEEPS and not name.startswith("."))
+            below[:] = sorted(name for name in below if not name.startswith("."))
             here = Path(directory)
             if _FILES.intersection(files) or re.fullmatch(r"seed-\d+", here.name):
                 yield here, names

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from hgms.cli import main
 
-SWEEP = "[sweep]\ntrials = 3\nbudget = '2s'\nspace.walk = { noise = [0.1, 0.2, 0.3] }\n"
-GRID = 'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n' + SWEEP
+GRID = 'budget = "5s"\nseeds = 2\ntask = ["bowl"]\nmethod = ["walk"]\n'
 BUDGET = ["--budget", "2 steps"]
 TASK = ["--task", "bowl"]
 WALK = [*TASK, "--methods", "walk"]
@@ -70,13 +69,10 @@ def test_bad_input_leaves_with_2_before_anything_runs(
     assert not Path("runs").exists()
 
 
-def test_a_dry_run_lists_trials_and_estimates_from_runs_that_have_ended(
-    hgms: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_lists_runs_and_counts_those_that_are_left(hgms: Callable[..., Any]) -> None:
     Path("grid.toml").write_text(GRID)
     rows = json.loads(hgms("grid.toml", "--dry-run", "--json").stdout)
-    trials = [(0, 100), (1, 100), (2, 100), (None, 0), (None, 1)]
-    assert [(row["trial"], row["seed"]) for row in rows] == trials
+    assert [(row["seed"], row["state"]) for row in rows] == [(0, "new"), (1, "new")]
     flags = [*WALK, *BUDGET, "--out", "o", "--seeds"]
     assert hgms(*flags, "2", "--jobs", "0").exit_code == 0
     shown = hgms(*flags, "5", "--dry-run").stdout.splitlines()[-1]

@@ -13,7 +13,6 @@ from support.helpers import rejects
 
 from hgms.comparison.grid import Grid
 from hgms.comparison.grid_file import load
-from hgms.comparison.space import Choices, Range, parse, points
 from hgms.config import Budget
 from hgms_core import ConfigError
 from hgms_core.errors import ErrorGroup
@@ -85,15 +84,7 @@ def test_settings_reach_all_of_a_kind_one_label_or_the_rest() -> None:
     assert (loaded.run.dtype, loaded.budget) == ("float64", Budget(oracle_calls=9))
 
 
-SWEEP = {"trials": 3, "space": {"quick": {"move.lr": [0.1, 0.2, 0.4]}}}
-
-
 FILE = "grid.toml"
-SPACE = (FILE, "sweep", "space", "quick")
-
-
-def swept(**space: Any) -> dict[str, Any]:
-    return {"sweep": {**SWEEP, "space": {"quick": space}}}
 
 
 @pytest.mark.parametrize(
@@ -152,23 +143,7 @@ def swept(**space: Any) -> dict[str, Any]:
         ({"sets": ["noise"]}, "wrong-format", ("--set noise",)),
         ({"sets": ["noise=0.1"]}, "ambiguous-setting", ("--set noise=0.1",)),
         ({"tasks": ["wied"]}, "unknown-task", (FILE, "task")),
-        ({"sweep": {**SWEEP, "seeds": [2, 100]}}, "conflicting-options", (FILE, "sweep", "seeds")),
-        ({"sweep": {**SWEEP, "space": {}}}, "missing-option", (FILE, "sweep", "space")),
-        ({"sweep": {**SWEEP, "trials": 4}}, "too-few-points", SPACE),
-        ({"sweep": {**SWEEP, "trials": 1}}, "out-of-range", (FILE, "sweep", "trials")),
-        (
-            {"sweep": {**SWEEP, "space": {"quikc": {}}}},
-            "unknown-method",
-            (FILE, "sweep", "space", "quikc"),
-        ),
-        (swept(**{"move.lrr": [1, 2, 3]}), "unknown-option", (*SPACE, "move", "lrr")),
-        (swept(**{"move.lr": [0.1, 0.2, -1.0]}), "wrong-value", (*SPACE, "move", "lr")),
-        (swept(**{"move.lr": []}), "missing-option", (*SPACE, "move", "lr")),
-        (swept(**{"move.lr": 3}), "wrong-type", (*SPACE, "move", "lr")),
-        ({"sweep": {**SWEEP, "space": {"quick": 3}}}, "wrong-type", SPACE),
-        ({"sweep": {**SWEEP, "trials": 10**9}}, "out-of-range", (FILE, "sweep", "trials")),
-        (swept(**{"move.lr": [0.1, 0.2, 0.1]}), "wrong-value", (*SPACE, "move", "lr")),
-        (swept(name=["walk", "needy"]), "not-supported", SPACE),
+        ({"sweep": {"trials": 3}}, "unknown-option", (FILE, "sweep")),
         ({"sets": ["task.name=wide"]}, "not-supported", ("--set task.name=wide",)),
         ({"sets": ["walk.name=needy"]}, "not-supported", ("--set walk.name=needy",)),
         (
@@ -180,27 +155,6 @@ def swept(**space: Any) -> dict[str, Any]:
             {"method": [{"name": "walk", "label": "m" * 300}]},
             "too-large",
             (FILE, "method", 0, "label"),
-        ),
-        (
-            swept(**{"move.lr": {"low": 1.0, "high": 0.1}}),
-            "out-of-range",
-            (*SPACE, "move", "lr", "low"),
-        ),
-        (
-            swept(**{"move.lr": {"low": 0.0, "high": 1.0, "log": True}}),
-            "out-of-range",
-            (*SPACE, "move", "lr", "low"),
-        ),
-        (
-            swept(**{"move.lr": {"low": 0.1, "hgih": 1.0}}),
-            "unknown-option",
-            (*SPACE, "move", "lr", "hgih"),
-        ),
-        (swept(**{"move.lr": {"low": 0.1}}), "missing-option", (*SPACE, "move", "lr", "high")),
-        (
-            swept(**{"move.lr": {"low": 0.1, "high": "x"}}),
-            "wrong-type",
-            (*SPACE, "move", "lr", "high"),
         ),
     ],
 )
@@ -233,19 +187,3 @@ def test_everything_wrong_is_said_at_once() -> None:
         ("unknown-metric", (FILE, "metric")),
     }
     assert len(caught.value.errors) == 8
-
-
-def test_spaces() -> None:
-    space = parse(
-        {
-            "a": [1, 2],
-            "b": {"c": {"low": 1, "high": 4}},
-            "d.e": {"low": 0.01, "high": 1.0, "log": True},
-        }
-    )
-    assert space == {"a": Choices((1, 2)), "b.c": Range(1, 4), "d.e": Range(0.01, 1.0, log=True)}
-    assert points({key: space[key] for key in ("a", "b.c")}) == 8
-    assert points(space) is None
-    assert {space["b.c"].at(share / 100) for share in range(100)} == {1, 2, 3, 4}
-    assert [space["d.e"].at(share) for share in (0.0, 0.5)] == [0.01, 0.1]
-    assert [space["a"].at(share) for share in (0.0, 0.49, 0.5, 0.99)] == [1, 1, 2, 2]

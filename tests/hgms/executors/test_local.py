@@ -124,7 +124,7 @@ def test_errors_come_back_from_workers_as_they_were_raised() -> None:
     wrong = MissingExtra(
         "missing-package",
         "the sampler needs it",
-        place=("sweep", 0),
+        place=("grid", 0),
         hint="or set another",
         install="pip install it",
         did_you_mean=("a", "b"),

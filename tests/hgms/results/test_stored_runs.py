@@ -76,13 +76,6 @@ def test_what_cannot_be_read_as_a_folder_is_named(tmp_path: Path) -> None:
     assert Skipped.of(tmp_path, PermissionError(13, "denied")).code == "unreadable-file"
 
 
-def test_trials_of_a_sweep_are_kept_apart(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    write_run(tmp_path / "sweeps", seed=3)
-    runs, skipped = scan(tmp_path)
-    assert ([run.seed for run in runs], skipped) == ([0], [])
-
-
 def test_names_tell_equal_labels_apart() -> None:
     tables: dict[str, dict[str, Any]] = {
         "a": {"name": "hg", "solver": {"name": "cg", "rtol": 0.1}},

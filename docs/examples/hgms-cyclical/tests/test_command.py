@@ -59,12 +59,6 @@ def test_the_table(runs):
     ]
 
 
-def test_trials_of_a_pilot_sweep_are_not_counted(runs):
-    before = output("cycles", runs)
-    record(runs / "sweeps/sphere/hg-ms/trial-0/seed-100", [1, 1], [0.1, 0.1], seed=100)
-    assert output("cycles", runs) == before
-
-
 def test_json_has_every_number(runs):
     first, second = json.loads(output("cycles", runs / "a", runs / "b", "--json"))
     assert first["shares"] == [1 / 8, 1 / 8, 6 / 8]

@@ -117,9 +117,7 @@ def groups(folders: Iterable[Path]) -> list[Group]:
                 hint="use run folders, or a directory with run folders, such as runs",
             )
         names = []
-        for place, inside, files in os.walk(folder):
-            # skip trials of a pilot sweep
-            inside[:] = [name for name in inside if name != "sweeps"]
+        for place, _, files in os.walk(folder):
             names += [Path(place, name) for name in files]
         records = [read(path) for path in sorted(names) if path.name == FILE]
         if not records:
