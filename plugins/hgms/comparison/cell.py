@@ -128,11 +128,6 @@ def _registry(plugins: tuple[str, ...]) -> Registry:
     return Registry.load(plugins)
 
 
-def prepare(arguments: Mapping[str, Any], _tell: Tell) -> None:
-    """Load the components that every run with these plugins needs."""
-    _registry(tuple(arguments["plugins"]))
-
-
 def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """Execute the run of ``arguments`` as a job; report its steps and warnings."""
     config = RunConfig.from_dict(

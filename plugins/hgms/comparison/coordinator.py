@@ -98,7 +98,6 @@ class Run(Piece):
         return Job(
             title=self.title,
             function="hgms.comparison.cell:work",
-            prepare="hgms.comparison.cell:prepare",
             arguments={
                 "config": cell.config.as_dict(),
                 "path": str(cell.path.absolute()),

@@ -23,7 +23,7 @@ from hgms.executors.jobs import (
 from hgms.executors.local import Local, cores
 from hgms.executors.lookup import executor_of, executor_options, stated_executor
 from hgms.executors.shared_work import BUSY, Piece, run_together, unless_busy
-from hgms.executors.transport import ending_of, pack_job, run_message, run_message_beside
+from hgms.executors.transport import ending_of, pack_job, run_message
 from hgms_core import hookimpl
 
 __all__ = [
@@ -49,7 +49,6 @@ __all__ = [
     "pack_error",
     "pack_job",
     "run_message",
-    "run_message_beside",
     "run_together",
     "run_with_retries",
     "stated_executor",

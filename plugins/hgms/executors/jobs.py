@@ -50,8 +50,7 @@ class Job:
 
     It is called as ``function(arguments, tell)``. ``arguments`` and the returned value are plain
     JSON values, so no pickle is sent. A second call must be safe after the first process ended
-    early. ``prepare`` names a function that loads the common imports of a batch. A waiting worker
-    may call it with the arguments of any job of the batch.
+    early.
 
     Examples
     --------
@@ -63,7 +62,6 @@ class Job:
     function: str
     arguments: Mapping[str, Any]
     needs: Needs = Needs()
-    prepare: str = ""
 
 
 @frozen(kw_only=True)

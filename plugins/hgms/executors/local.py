@@ -89,8 +89,8 @@ class Local:
                 worker, event = self._events.get(timeout=_LOOK)
             except queue.Empty:
                 continue
-            if worker not in self._running:  # the worker was closed and has ended already
-                if event["event"] == "gone" and "code" not in event and worker in self._idle:
+            if worker not in self._running:  # the worker was closed, or ended while it was idle
+                if event["event"] == "gone" and worker in self._idle:
                     self._idle.remove(worker)
                     worker.close()
             elif event["event"] not in _LAST:
@@ -100,17 +100,11 @@ class Local:
             self._begin(jobs)
 
     def _begin(self, jobs: Iterable[Job]) -> None:
-        """Assign a worker to every job that may start, while workers are available.
-
-        Idle workers load imports in the meantime.
-        """
+        """Assign a worker to every job that may start, while workers are available."""
         while len(self._running) < self.count and (job := next(iter(jobs), None)) is not None:
-            worker = self._idle.pop() if self._idle else self._start(job)
+            worker = self._idle.pop() if self._idle else self._start()
             self._running[worker] = job
             worker.write({"function": job.function, "arguments": job.arguments})
-        job = next(iter(self._running.values()), None)
-        if job is not None and job.prepare and len(self._running) + len(self._idle) < self.count:
-            self._idle.append(self._start(job))
 
     def _ending(self, worker: _Worker, event: Mapping[str, Any]) -> Ending:
         """Return how a worker's job ended: by its own event, or by the loss of the worker."""
@@ -121,15 +115,14 @@ class Local:
         if event["event"] == "ended":
             ending = Ending.of(job, event)
         else:
-            ending = Ending(job=job, lost=worker.obituary(event.get("code")))
-        if self.fresh or (ending.lost and "code" not in event):
+            ending = Ending(job=job, lost=worker.obituary())
+        if self.fresh or ending.lost:
             worker.close()
         else:
             self._idle.append(worker)
         return ending
 
-    def _start(self, job: Job) -> _Worker:
-        """Return a worker that loads the imports of this job and of similar jobs."""
+    def _start(self) -> _Worker:
         # an equal share of the cores, limited by the user's setting
         threads = max(1, cores() // self.count)
         with contextlib.suppress(KeyError, ValueError):
@@ -137,16 +130,7 @@ class Local:
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the worker's, as long as it lives)
         # The worker has a separate session: Ctrl-C reaches only the parent, which forwards it when
         # it is ready. With -P, modules of the working directory do not take precedence over other
-        # import locations. A fork cannot share a GPU with its parent process, so jobs on a GPU run
-        # without forks.
-        settings = {
-            "threads": threads,
-            "places": sys.path,
-            "forks": not job.needs.gpus,
-            "function": job.function,
-            "prepare": job.prepare,
-            "arguments": job.arguments,
-        }
+        # import locations.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hgms.executors.worker"],
             stdin=subprocess.PIPE,
@@ -157,7 +141,7 @@ class Local:
             start_new_session=True,
         )
         worker = _Worker(process, errors)
-        worker.write(settings)
+        worker.write({"threads": threads, "places": sys.path})
         threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
         return worker
 
@@ -199,23 +183,18 @@ class _Worker:
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
-    def obituary(self, code: int | None) -> str:
-        """Return why the process ended, or the fork that ran the job and ended with ``code``.
-
-        The reason is derived from exit codes and standard error.
-        """
-        code = self.process.wait() if code is None else code
+    def obituary(self) -> str:
+        """Return why the process ended, from its exit code and its standard error."""
+        code = self.process.wait()
         why = f"its process {describe_exit(code)}"
         if code == -9:
             why += " (out of memory, most often)"
         self.errors.seek(0)
         last = self.errors.read().decode(errors="replace").strip().splitlines()[-3:]
-        self.errors.seek(0)  # the next fork writes at this position
-        self.errors.truncate()
         return why + ("; its last words: " + " | ".join(last) if last else "")
 
     def close(self) -> None:
-        """Kill the worker with its fork.
+        """Kill the worker and its child processes.
 
         It is idle, or its work is no longer needed. Every folder that it wrote can be resumed.
         """

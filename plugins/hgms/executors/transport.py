@@ -5,7 +5,6 @@ Messages contain plain values only. Both machines must have the same code.
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 from collections.abc import Mapping
@@ -14,17 +13,7 @@ from typing import Any
 import torch
 
 from hgms.arguments import require
-from hgms.executors.jobs import (
-    Ending,
-    Job,
-    Needs,
-    Tell,
-    as_error,
-    function_of,
-    pack_error,
-    unpack_error,
-)
-from hgms.executors.local import Local
+from hgms.executors.jobs import Ending, Job, Tell, as_error, function_of, pack_error, unpack_error
 from hgms.runs import stoppable
 from hgms_core import ConfigError, __version__
 
@@ -61,9 +50,7 @@ def pack_job(job: Job) -> dict[str, Any]:
         "title": job.title,
         "function": job.function,
         "arguments": dict(job.arguments),
-        "prepare": job.prepare,
         "cpus": job.needs.cpus,
-        "gpus": job.needs.gpus,
         "installation": installation(),
         "folder": os.getcwd(),
         "environment": {
@@ -108,41 +95,8 @@ def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[s
         return {"error": pack_error(as_error(error)), "warnings": warnings}
 
 
-def run_message_beside(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the job of a message as :func:`run_message` does, in a separate process.
-
-    If that process is killed, ``lost`` contains the reason. The current process, which is slow to
-    start, remains available for the next message.
-    """
-    job = Job(
-        title=message["title"],
-        function=f"{__name__}:run_message",
-        prepare=f"{__name__}:prepare_message",
-        arguments=message,
-        needs=Needs(cpus=message["cpus"], gpus=message["gpus"]),
-    )
-    [ending] = _beside().carry_out(iter([job]), lambda job, event: None)
-    if ending.outcome is not None:
-        return dict(ending.outcome)
-    if ending.error is not None:
-        return {"error": pack_error(ending.error)}
-    return {"lost": ending.lost}
-
-
-@functools.cache
-def _beside() -> Local:
-    return Local(jobs=1)
-
-
-def prepare_message(message: Mapping[str, Any], tell: Tell) -> None:
-    """Load the imports of the job of a message."""
-    function_of(message["function"])
-    if message["prepare"]:
-        function_of(message["prepare"])(message["arguments"], tell)
-
-
 def ending_of(job: Job, result: Mapping[str, Any]) -> Ending:
-    """Return how a job ended, from the result of :func:`run_message` or :func:`run_message_beside`.
+    """Return how a job ended, from the result of :func:`run_message`.
 
     Raises
     ------
@@ -151,6 +105,4 @@ def ending_of(job: Job, result: Mapping[str, Any]) -> Ending:
     """
     if "rejected" in result:
         raise unpack_error(result["rejected"])
-    if "lost" in result:
-        return Ending(job=job, lost=result["lost"])
     return Ending.of(job, result)

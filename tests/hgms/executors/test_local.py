@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,11 +39,11 @@ def acts(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
     if "raise" in arguments:
         raise ConfigError("missing-file", "no such data", place=("train.jsonl", 3))
     if "hang" in arguments:
-        Path(arguments["hang"]).write_text(f"{os.getpid()} {os.getppid()}")
+        Path(arguments["hang"]).write_text(str(os.getpid()))
         time.sleep(600)
     tell(event="step", share=0.5)
     threads = os.environ["OMP_NUM_THREADS"]
-    return {"threads": threads, "process": os.getpid(), "loaded": os.getppid()}
+    return {"threads": threads, "process": os.getpid()}
 
 
 def jobs_of(*arguments: Mapping[str, Any]) -> Iterator[Job]:
@@ -55,7 +54,7 @@ def jobs_of(*arguments: Mapping[str, Any]) -> Iterator[Job]:
     )
 
 
-def test_a_lost_job_is_tried_three_times_and_costs_a_fork_and_no_loading(local: Local) -> None:
+def test_a_lost_job_is_tried_three_times_in_new_processes(local: Local) -> None:
     told: list[tuple[str, Any]] = []
     said: list[str] = []
     # longer than an argument of a command may be
@@ -70,9 +69,7 @@ def test_a_lost_job_is_tried_three_times_and_costs_a_fork_and_no_loading(local: 
     assert told == [("job 0", "step"), ("job 2", "step")]
     first, last = before.outcome or {}, after.outcome or {}
     assert first["threads"] == last["threads"] == "1"
-    if sys.platform == "linux":  # elsewhere a worker is one process
-        assert first["process"] != last["process"]
-        assert first["loaded"] == last["loaded"] != os.getpid()
+    assert first["process"] != last["process"]
 
 
 @pytest.mark.extended
@@ -90,11 +87,7 @@ def test_a_run_whose_worker_is_killed_is_taken_up_again(
 
 
 @pytest.mark.extended
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker is one process")
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_fork_ends_with_the_process_that_it_comes_from(
-    local: Local, tmp_path: Path, whole: bool
-) -> None:
+def test_a_worker_that_is_killed_is_replaced(local: Local, tmp_path: Path) -> None:
     mark = tmp_path / "at-work"
     endings = iter(local.carry_out(jobs_of({"hang": str(mark)}), lambda job, event: None))
     with ThreadPoolExecutor(1) as waiting:
@@ -103,13 +96,10 @@ def test_a_fork_ends_with_the_process_that_it_comes_from(
         while not (mark.exists() and mark.read_text()):
             assert time.monotonic() < until
             time.sleep(0.01)
-        fork, loaded = map(int, mark.read_text().split())
-        os.kill(loaded if whole else fork, signal.SIGKILL)
+        worker = int(mark.read_text())
+        os.kill(worker, signal.SIGKILL)
         assert "killed by SIGKILL" in ending.result(60).lost
-    gone = [fork, loaded] if whole else [fork]
-    psutil.wait_procs([psutil.Process(pid) for pid in gone if psutil.pid_exists(pid)], timeout=60)
-    assert not any(psutil.pid_exists(pid) for pid in gone)
-    assert whole or psutil.pid_exists(loaded), "it is there for the next job"
+    assert not psutil.pid_exists(worker)
 
 
 # --- what goes to and comes from workers

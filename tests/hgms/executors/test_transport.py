@@ -19,10 +19,8 @@ from hgms.executors import (
     Needs,
     Piece,
     ending_of,
-    pack_error,
     pack_job,
     run_message,
-    run_message_beside,
     run_together,
     transport,
 )
@@ -94,31 +92,6 @@ def test_a_build_of_torch_for_another_device_is_accepted() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "__version__", version)
             assert transport.installation()["torch"] == "2.11.0"
-
-
-class Fate:
-    """An executor whose every job ends like this."""
-
-    def __init__(self, **ending: Any) -> None:
-        self.ending = ending
-
-    def carry_out(self, jobs: Any, report: Any) -> Iterator[Ending]:
-        for each in jobs:
-            yield Ending(job=each, **self.ending)
-
-
-def test_beside_this_process_a_job_ends_as_in_it_or_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = job()
-    for fate, expected in (
-        (Here(), run_message(message(made))),
-        (Fate(lost="killed"), {"lost": "killed"}),
-        (Fate(error=ERROR), {"error": pack_error(ERROR)}),
-    ):
-        monkeypatch.setattr(transport, "_beside", lambda fate=fate: fate)
-        assert run_message_beside(message(made)) == expected
-    assert ending_of(made, {"lost": "killed"}) == Ending(job=made, lost="killed")
 
 
 def test_an_error_comes_back_with_its_code_and_place() -> None:

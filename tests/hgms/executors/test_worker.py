@@ -1,9 +1,8 @@
-"""Worker processes, in this process: jobs as lines, forks that are killed."""
+"""Worker processes, in this process: jobs as lines."""
 
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import sys
@@ -18,7 +17,7 @@ import torch
 from hgms.executors import worker
 from hgms_core import ConfigError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers fork on Linux")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="it wakes a thread by a signal")
 
 
 MAIN = threading.main_thread().ident or 0
@@ -107,28 +106,3 @@ def test_each_job_ends_with_its_outcome_or_its_error_and_the_next_one_follows(
         ("ConfigError", "missing-file"),
         ("HgmsError", "unexpected-error"),
     ]
-
-
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """What a worker does with signals is undone."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("signals")
-def test_a_fork_that_is_killed_is_replaced_until_one_ends_of_itself(tmp_path: Path) -> None:
-    def serve() -> Any:
-        number = len(list(tmp_path.iterdir()))
-        (tmp_path / str(number)).touch()
-        if number == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(3 if number == 1 else 0)
-
-    codes: list[int] = []
-    worker._fork_again(serve, codes.append)
-    assert codes == [-signal.SIGKILL, 3]
-    assert len(list(tmp_path.iterdir())) == 3

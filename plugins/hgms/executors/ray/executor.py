@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from hgms.executors import Ending, Job, Report, ending_of, pack_job, run_message_beside
+from hgms.executors import Ending, Job, Report, ending_of, pack_job, run_message
 from hgms.packages import optional_module
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
@@ -121,7 +121,7 @@ class Ray:
             os.umask(before)
         _keep_quiet()
         self._ray = ray
-        self._task = ray.remote(run_message_beside)
+        self._task = ray.remote(run_message)
 
     def _submit(self, job: Job) -> Any:
         needs = job.needs
