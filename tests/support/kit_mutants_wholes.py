@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from attrs import evolve
 
-from hgms_core import Candidates, Cost, Key, Problem, Sources, State
+from hgms_core import Candidates, Cost, Key, Problem, State
 from hgms_core.capabilities import Capabilities, ProposesSome
 from support.kit_parts import DOC, changed, like
 from support.kit_wholes import Cold, Line, NoRule, Runs, Walk
@@ -241,13 +241,6 @@ def results(change: Callable[[Any, Any], Any]) -> Any:
     return changed(Walk(), result=lambda own, plain, state: change(*plain(state)))
 
 
-def first_gains(own: Any, plain: Any, p: Problem, state: State, progress: float) -> Any:
-    if p.find(Sources) is None:
-        return plain(p, state, progress)
-    logits = state["theta"]["logits"] + torch.tensor([0.05, 0.0], dtype=torch.float64)
-    return {**state, "theta": {"logits": logits}}, {"oracle_calls": 0}
-
-
 def own_budget(state: State, record: Any) -> Any:
     if state["calls"] > 20:
         raise RuntimeError("no more steps")
@@ -287,22 +280,6 @@ METHODS: list[tuple[str, Any]] = [
     (
         "projection",
         steps(lambda own, plain, p, *more: plain(evolve(p, project=lambda theta: theta), *more)),
-    ),
-    ("equal-sources", steps(first_gains)),
-    (
-        "equal-rows",  # pushes each weight away from the mean of all
-        records(
-            lambda state, record: (
-                {
-                    **state,
-                    "theta": {
-                        name: leaf + 0.1 * (leaf - leaf.mean())
-                        for name, leaf in state["theta"].items()
-                    },
-                },
-                record,
-            )
-        ),
     ),
     ("optimum", Walk(lr=-0.2)),
     (

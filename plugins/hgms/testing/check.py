@@ -77,7 +77,7 @@ def _of_an_instance(
 ) -> Iterator[Result]:
     """Run the checks of an instance, except those in ``answered``."""
     try:
-        instance = instance_of(target, registry=registry)
+        instance = instance_of(target, registry)
         questions = questions_for(instance)
         expected = failures_of(target, questions)
     except (Exception, SystemExit) as error:
@@ -88,12 +88,7 @@ def _of_an_instance(
     yield Result("construction")
     for question in questions:
         if question.name not in answered:
-            own = (
-                instance_of(target, question, registry)
-                if isinstance(target, Composition)
-                else instance
-            )
-            yield verdict(question, own, expected)
+            yield verdict(question, instance, expected)
 
 
 def target_of(spec: str, registry: Registry) -> tuple[Kind, type | Composition, Registry]:

@@ -42,18 +42,17 @@ def kind_of(cls: type) -> Kind:
     return best
 
 
-def instance_of(cls: Any, check: Check | None = None, registry: Registry | None = None) -> Any:
+def instance_of(cls: Any, registry: Registry | None = None) -> Any:
     """Build the instance that the checks use.
 
     The default is ``testing_instance()``, else the class with its default values and any registered
-    parts that it requires. For a composition: its parts on the tasks of the ``check``, overridden
-    by its ``testing`` values. For a wrapper: a registered composition that uses it.
+    parts that it requires. For a composition: its parts, overridden by its ``testing`` values. For
+    a wrapper: a registered composition that uses it.
     """
     if isinstance(cls, Composition):
-        traits = {"sources"} if check is not None and check.name == "equal-sources" else ()
         try:
             return converter_for(registry or Registry.load()).structure(
-                overridden(cls, cls.testing, traits), cls.of
+                overridden(cls, cls.testing), cls.of
             )
         except HgmsError as error:
             raise AssertionError(str(error.at(f"the composition {cls.name!r}"))) from None
@@ -63,7 +62,7 @@ def instance_of(cls: Any, check: Check | None = None, registry: Registry | None 
         registry = registry or Registry.load()
         for component in registry.components("method"):
             if isinstance(component.target, Composition) and component.target.of is cls:
-                return instance_of(component.target, check, registry)
+                return instance_of(component.target, registry)
     hints = type_hints(cls)
     required = [
         field for field in attrs.fields(cls) if field.init and field.default is attrs.NOTHING
@@ -132,5 +131,5 @@ def _part(kind: Kind, registry: Registry) -> Any:
     ):
         if isinstance(component.target, type):
             with contextlib.suppress(AssertionError):
-                return instance_of(component.target, registry=registry)
+                return instance_of(component.target, registry)
     raise AssertionError(f"it needs {kind.with_article}, and none is installed to try it with")

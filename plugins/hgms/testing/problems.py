@@ -5,7 +5,6 @@ Every quantity is also known by other means.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -459,65 +458,3 @@ def _of_sources(
 
 def _truth() -> Tensor:
     return numbers([1.0, -2.0, 0.5])
-
-
-def _line(rows: int, number: int) -> Tree:
-    """Return rows of a noisy linear relation: (a, a·w + noise)."""
-    a = normal(rows, 3, seed=number)
-    return {"a": a, "y": a @ _truth() + normal(rows, seed=number + 1)}
-
-
-def _squared_error(x: Tree, batch: Tree) -> Tensor:
-    return 0.5 * (batch["a"] @ x["x"] - batch["y"]).square()
-
-
-def halves(seed: int, *, same: bool, turned: bool = False, level: float = 0.0) -> Problem:
-    """A linear model on the sources ``left`` and ``right`` with 24 rows each, and validation rows.
-
-    All rows have the same distribution. With ``same``, both sources contain the same rows, so that
-    no weight is better than another; ``turned`` lists the sources in the other order. Without
-    ``same``, the sources are halves of one file; ``turned`` exchanges their contents. ``level`` is
-    the log of the ratio of their weights at the start.
-    """
-    first = 1000 * seed + 400
-    left = _line(24, first)
-    right = left if same else _line(24, first + 2)
-    tables = {"left": left, "right": right}
-    if turned:
-        tables = {"right": right, "left": left} if same else {"left": right, "right": left}
-    upper = [_line(24, first + 4 + 2 * number) for number in range(len(ROLES))]
-    return _of_sources(
-        tables,
-        upper,
-        _squared_error,
-        {"x": numbers([0.0, 0.0, 0.0])},
-        {"left": math.exp(level), "right": 1.0},
-    )
-
-
-def copies(seed: int, level: float = 0.0) -> Problem:
-    """A linear model on two copies of 160 rows, and validation rows of the same distribution.
-
-    Each row has a separate weight σ(θ). At the start, θ of the first copy is ``level`` above θ of
-    the second copy.
-    """
-    rows = 160
-    first = 1000 * seed + 500
-    table = {
-        key: leaf.repeat(2, *[1] * (leaf.dim() - 1)) for key, leaf in _line(rows, first).items()
-    }
-
-    def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:
-        weights = torch.sigmoid(theta["logits"][batch["index"]])
-        return (weights * _squared_error(x, batch)).mean() + 0.05 * x["x"].square().sum()
-
-    return Problem(
-        theta0={"logits": numbers([level / 2, -level / 2]).repeat_interleave(rows)},
-        x0={"x": numbers([0.0, 0.0, 0.0])},
-        g=g,
-        f=lambda _, x, batch: _squared_error(x, batch).mean(),
-        lower_data=Data.of(table),
-        upper_data={
-            role: Data.of(_line(24, first + 2 + 2 * number)) for number, role in enumerate(ROLES)
-        },
-    )

@@ -10,7 +10,6 @@ from attrs import frozen
 from hgms.facts import name_of
 from hgms.plugins import KINDS, Kind, Registry
 from hgms.testing import class_checks as every
-from hgms.testing import equal_weights as equal
 from hgms.testing import (
     generators,
     hypergradients,
@@ -60,15 +59,9 @@ def checks_of(
 
 
 def checks_of_kind(name: str) -> list[Check]:
-    """Return the checks of one kind: the functions ``check_…`` of its modules, in order."""
-    modules = [methods, equal] if name == "method" else [OF_KIND[name]]
-    named = [vars(module).items() for module in modules]
-    return [
-        Check(name, question)
-        for items in named
-        for key, question in items
-        if key.startswith("check_")
-    ]
+    """Return the checks of one kind: the functions ``check_…`` of its module, in order."""
+    items = vars(OF_KIND[name]).items()
+    return [Check(name, question) for key, question in items if key.startswith("check_")]
 
 
 def all_checks() -> dict[str, list[Check]]:

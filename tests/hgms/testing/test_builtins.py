@@ -37,7 +37,7 @@ OF_SOURCES = ("fixed", "hg-ms-mixture", "hg-ms-online", "uniform-online")
 """Compositions that need data sources."""
 HERE = ("hg-ms", "soba", "v-pbgd", "uniform")
 """Compositions of the default tier; what the others are made of is asked anyway."""
-LONG = {"equal-sources", "equal-rows", "failure", "optimum", "wells"}
+LONG = {"failure", "optimum", "wells"}
 """Checks of many outer steps."""
 USED = {
     "generator-branches",
@@ -52,8 +52,6 @@ USED = {
 """Classes that the default tier uses; the others it only looks at: they have tests of their own,
 and `extended` uses them.
 """
-FITS_LAWS = {"method-op-mix", "method-doge", "method-regmix"}
-"""Methods whose equal weights over many seeds take 20 s: ``nightly`` asks them."""
 STAY = {
     "theta0",
     "uniform",
@@ -152,7 +150,7 @@ def test_a_class_passes_what_the_default_tier_leaves_out(name: str) -> None:
     listed = CLASSES[name]
     own, cheap = settings(listed)
     asked = {check.name for check in checks_of(own, listed.kind, REGISTRY)}
-    leave = asked - LONG | ({"equal-sources"} if name in FITS_LAWS else set())
+    leave = asked - LONG
     assert asked == leave or faults(listed, own, leave) == {}
     assert name in USED or faults(listed, cheap, LONG) == {}
 
@@ -198,7 +196,7 @@ def test_a_composition_passes_the_short_checks(name: str) -> None:
     composition = REGISTRY.get("method", name).target
     for check in checks_of_kind("method"):
         if check.name not in LONG:
-            assert check.fault(small(instance_of(composition, check, REGISTRY))) == ""
+            assert check.fault(small(instance_of(composition, REGISTRY))) == ""
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
@@ -215,7 +213,7 @@ def test_a_composition_passes_the_long_checks(name: str, of: set[str]) -> None:
     """
     composition = REGISTRY.get("method", name).target
     checks = [check for check in checks_of_kind("method") if check.name in of]
-    found = {check.name: check.fault(instance_of(composition, check, REGISTRY)) for check in checks}
+    found = {check.name: check.fault(instance_of(composition, REGISTRY)) for check in checks}
     if "optimum" in failures_of(composition, checks_of_kind("method")) and "optimum" in found:
         assert name in STAY
         before, after = re.match(

@@ -56,12 +56,7 @@ RAISE = {
     ("method", "failure"),
 }
 """Checks that a mutant may fail by an error of its own."""
-LONG = {
-    ("method", "equal-rows"),
-    ("method", "equal-sources"),
-    ("method", "optimum"),
-    ("generator", "wells"),
-}
+LONG = {("method", "optimum"), ("generator", "wells")}
 """Checks of many outer steps."""
 
 
