@@ -441,13 +441,7 @@ def of_report(folder: Path, chance: random.Random) -> list[str]:
             if not place.exists():
                 path.parent.rename(place)
     suffix = chance.choice(["html", "html", "md", "tex", "parquet"])
-    argv = [
-        "report",
-        "runs",
-        "--out",
-        f"page.{suffix}",
-        *chance.choice([[], ["--json"], ["--separate"]]),
-    ]
+    argv = ["report", "runs", "--out", f"page.{suffix}", *chance.choice([[], ["--json"]])]
     return argv if chance.random() < 0.85 else ["plot", "runs", "--out", "page.svg"]
 
 

@@ -62,4 +62,4 @@ def study(comparison: Path) -> report.Study:
 def mixtures(tmp_path_factory: pytest.TempPathFactory) -> report.Study:
     """Of a made comparison of mixtures."""
     folder = write_mixtures(tmp_path_factory.mktemp("mixtures"), sources=10)
-    return report.build([folder], separate=True)
+    return report.build([folder])

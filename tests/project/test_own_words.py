@@ -49,7 +49,6 @@ ALLOWED = {
         "mixture": "a stream of random numbers",
         "starts": "where an epoch's rows begin",
     },
-    "hgms.report": {"skip": "plotly's word"},
     "hgms.results": {
         "uniform": "the default reference",
         **dict.fromkeys(("validation-only", "oracle-joint"), "the ends of the recovered share"),

@@ -5,7 +5,7 @@ loaders, and checks of losses. No function of this package runs in an outer step
 from __future__ import annotations
 
 from hgms.adapters.checks import check_losses, evaluate_metrics, global_states, pure
-from hgms.adapters.display import as_html, as_text, sizes
+from hgms.adapters.display import as_text, sizes
 from hgms.adapters.losses import Hypergradient, check_options, from_losses, hypergradient
 from hgms.adapters.modules import ModuleParts, fresh_parameters, from_module, trainable
 from hgms.adapters.shapes import Nested, Shape, check_floating
@@ -17,7 +17,6 @@ __all__ = [
     "Nested",
     "Shape",
     "as_data",
-    "as_html",
     "as_text",
     "check_floating",
     "check_losses",

@@ -1,8 +1,7 @@
-"""Display of values: rows of a label and a text, plain on a terminal and as HTML in a notebook."""
+"""Display of values: rows of a label and a text."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,19 +25,6 @@ def as_text(value: Any) -> str:
     width = max(len(label) for label, _ in rows)
     return "\n".join(
         [type(value).__name__, *(f"  {label.ljust(width)}  {text}" for label, text in rows)]
-    )
-
-
-def as_html(value: Any) -> str:
-    """Return the HTML of such a value, for ``_repr_html_``."""
-    cell = '<{0} style="text-align: left; vertical-align: top; background: none">{1}</{0}>'.format
-    body = "".join(
-        f"<tr>{cell('th', html.escape(a))}{cell('td', html.escape(b))}</tr>"
-        for a, b in value._rows()
-    )
-    return (
-        f'<strong>{html.escape(type(value).__name__)}</strong><table style="margin: '
-        f'0">{body}</table>'
     )
 
 

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from hgms.adapters.checks import ExplainsRandomness, check_used, guard_first_step, pure
-from hgms.adapters.display import as_html, as_text, number, sizes
+from hgms.adapters.display import as_text, number, sizes
 from hgms.adapters.shapes import Nested, Shape, check_floating
 from hgms.adapters.tables import read_roles, read_table
 from hgms.arguments import arguments_named, require
@@ -210,7 +210,6 @@ class Hypergradient(Estimate):
         return self.solution.curvature
 
     __repr__ = as_text
-    _repr_html_ = as_html
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         _, value = Shape.of(self.value, "value", "theta")

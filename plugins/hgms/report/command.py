@@ -22,11 +22,6 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options with which both commands select the content."""
     for option in (
         click.option(
-            "--separate",
-            is_flag=True,
-            help="Separate sections for runs of one task under different budgets or versions.",
-        ),
-        click.option(
             "--metric",
             "metrics",
             multiple=True,
@@ -58,7 +53,6 @@ def report(
     runs: Sequence[Path],
     metrics: Sequence[str],
     reference: str | None,
-    separate: bool,
     title: str | None,
     out: Path,
     as_json: bool,
@@ -73,7 +67,7 @@ def report(
     from hgms.report.tables import summary
 
     suffix(out, SUFFIXES, "a report")  # checked before the work starts
-    study = build(runs, metrics=metrics, reference=reference, separate=separate, title=title)
+    study = build(runs, metrics=metrics, reference=reference, title=title)
     write(study, out)
     if as_json:
         print_json(_as_dict(study, out))
@@ -105,12 +99,7 @@ def report(
 )
 @json_option
 def plot(
-    runs: Sequence[Path],
-    metrics: Sequence[str],
-    separate: bool,
-    mixture: bool,
-    out: Path,
-    as_json: bool,
+    runs: Sequence[Path], metrics: Sequence[str], mixture: bool, out: Path, as_json: bool
 ) -> None:
     """Draw the main metric against seconds and oracle calls, for a paper.
 
@@ -121,7 +110,7 @@ def plot(
     from hgms.report.formats import suffix
 
     suffix(out, paper.SUFFIXES, "a picture")
-    study = build(runs, metrics=metrics, separate=separate)
+    study = build(runs, metrics=metrics)
     (paper.draw_mixtures if mixture else paper.draw_curves)(study, out)
     if as_json:
         print_json(_as_dict(study, out))

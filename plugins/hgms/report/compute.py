@@ -47,20 +47,19 @@ def build(
     *,
     metrics: Sequence[str] = (),
     reference: str | None = None,
-    separate: bool = False,
     title: str | None = None,
 ) -> Study:
     """Read all runs below ``folders`` and compute the content of a report.
 
     ``metrics``: the first metric that a task has is its main metric (default: the task's first
     metric); all listed metrics have curves. Differences are relative to the method
-    ``reference`` (default: ``uniform`` if it ran). ``separate`` gives separate
-    sections to runs of different task versions or budgets.
+    ``reference`` (default: ``uniform`` if it ran). Runs of different task versions or budgets have
+    separate sections.
 
     Raises
     ------
     ConfigError
-        There is no run; a metric or reference is unknown; or runs of one task are not comparable.
+        There is no run; or a metric or reference is unknown.
     """
     folders = [Path(folder) for folder in folders]
     runs, skipped = scan(folders)
@@ -78,7 +77,7 @@ def build(
     if reference is not None:
         require_known("method", reference, {run.label for run in runs}, ("reference",))
 
-    groups = _groups(runs, separate)
+    groups = _groups(runs)
     sections = []
     count = 4 * len(groups) * max(len({run.label for run in group}) for _, group in groups.values())
     points = max(60, min(POINTS, _CURVES // (count * max(1, len(metrics)))))
@@ -99,40 +98,23 @@ def build(
 # --------------------------------------------------------------------------------------------------
 
 
-def _groups(runs: Sequence[StoredRun], separate: bool) -> dict[str, tuple[str, list[StoredRun]]]:
+def _groups(runs: Sequence[StoredRun]) -> dict[str, tuple[str, list[StoredRun]]]:
     """Return the task's name and its runs, by title.
 
-    A task with several budgets or versions raises an error, or has several sections if
-    ``separate``.
+    A task has one group per budget and version. If it has several, its titles contain them.
     """
     groups: dict[str, tuple[str, list[StoredRun]]] = {}
-    mixed: list[str] = []
     for name, group in sorted(
         _group_by_name(runs, lambda run: run.task, lambda run: run.task_label).items()
     ):
-        budgets = {run.budget for run in group}
-        versions = {run.task_version for run in group}
-        if len(budgets) == 1 and len(versions) == 1:
-            groups[name] = name, group
-            continue
+        several_budgets = len({run.budget for run in group}) > 1
+        several_versions = len({run.task_version for run in group}) > 1
         parts: dict[str, list[StoredRun]] = {}
         for run in group:
-            budget = [f"budget {run.budget}"] if len(budgets) > 1 else []
-            version = [f"version {run.task_version or 'not recorded'}"] if len(versions) > 1 else []
-            parts.setdefault(", ".join(budget + version), []).append(run)
-        for differing, part in sorted(parts.items()):
-            groups[f"{name}, {differing}"] = name, part
-            methods = ", ".join(sorted({run.label for run in part}))
-            mixed.append(
-                f"{name}: {differing}: {len(part)} runs ({methods}), the first is {part[0].path}"
-            )
-    require(
-        separate or not mixed,
-        "other-settings",
-        "\n".join(["runs with different budgets or task versions cannot be compared", *mixed]),
-        hint="use --separate, or folders with one budget and one version",
-        place=("folders",),
-    )
+            budget = [f"budget {run.budget}"] * several_budgets
+            version = [f"version {run.task_version or 'not recorded'}"] * several_versions
+            parts.setdefault(", ".join([name, *budget, *version]), []).append(run)
+        groups |= {title: (name, part) for title, part in sorted(parts.items())}
     return groups
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hgms.report import parquet
 from hgms.report.compute import build
+from hgms.report.files import write_file
 from hgms.report.latex import latex
 from hgms.report.page import html
 from hgms.report.study import Study
-from hgms.store import replace_file, writing
 from hgms_core import ConfigError
 
 WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".tex": latex}
@@ -60,16 +60,3 @@ def report(folders: Iterable[str | Path], path: str | Path) -> Path:
     Raises the errors of :func:`build` and :func:`write`.
     """
     return write(build(folders), Path(path))
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically, and create its folder. After an error, the file is unchanged.
-
-    Raises
-    ------
-    DiskError
-        If the file is not writable.
-    """
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, data)

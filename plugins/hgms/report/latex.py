@@ -6,19 +6,7 @@ import re
 
 from hgms.config.control_characters import printable
 from hgms.report.study import Study
-from hgms.report.tables import (
-    MINUS,
-    Cell,
-    Table,
-    ledgers,
-    mixture,
-    overview,
-    pairs,
-    passes,
-    scores,
-    summary,
-    work,
-)
+from hgms.report.tables import MINUS, Cell, Table, mixture, overview, pairs, scores, summary, work
 
 _TEX = {
     "\\": r"\textbackslash{}",
@@ -77,9 +65,8 @@ def latex(study: Study) -> str:
         name = re.sub(r"[^a-z0-9]+", "-", section.title.casefold()).strip("-") or str(number)
         parts.append(f"% --- {_comment(section.title)}")
         lead = f"{section.title}, {section.budget} per run. "
-        shown = (scores(section), mixture(section), work(section), passes(section), pairs(section))
+        shown = (scores(section), mixture(section), work(section), pairs(section))
         parts += [_tex_table(table, name, lead) for table in shown if table.rows]
-    parts += [_tex_table(table, "sources", "") for table in ledgers(study)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,20 +1,22 @@
 """The report as one HTML file that opens without a network.
 
-The file contains plotly.js once.
+The pictures are SVG images inside the file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hgms.config.tables import difference, flatten, group_values
+from hgms.config.tables import difference
 from hgms.diagnosis import missing_measures, warnings
 from hgms.report import tables
-from hgms.report.figures import Style, figures, source_colours, styles
+from hgms.report.figures import source_colours, styles
+from hgms.report.paper import as_source, curve_panels, mixture_panels
+from hgms.report.pictures import forest_panels
 from hgms.report.study import Section, Study
-from hgms.results import DARK, DASHES, LIGHT, STYLE, StoredRun
+from hgms.results import DARK, DASHES, LIGHT, Look, StoredRun
 from hgms.runs import RunFolder
 from hgms.store import read_file
 from hgms_core import __version__
@@ -28,7 +30,6 @@ def html(study: Study) -> str:
     """Build the page, which requests nothing from the network."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
-        from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
         raise MissingExtra(
             "missing-package",
@@ -39,7 +40,7 @@ def html(study: Study) -> str:
     style = styles(study)
     colours = source_colours(study)
     sections = [
-        _section(section, number, figures(section, style, colours), style)
+        _section(section, number, _pictures(section, style, colours))
         for number, section in enumerate(study.sections)
     ]
     environment = Environment(
@@ -49,8 +50,6 @@ def html(study: Study) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = [figure for section in sections for figure in section["figures"]]
-    specs = {figure["id"]: figure["spec"] for figure in shown}
     return environment.get_template("template.html").render(
         study=study,
         version=__version__,
@@ -61,16 +60,35 @@ def html(study: Study) -> str:
         light=LIGHT,
         dark=DARK,
         dashes=_DASH_ARRAYS,
-        plots=_script_json(specs),
-        palette=_script_json({"light": LIGHT, "dark": DARK}),
-        forest_style=STYLE,
-        plotly=get_plotlyjs(),
     )
 
 
-def _section(
-    section: Section, number: int, shown: list[dict[str, Any]], style: Style
-) -> dict[str, Any]:
+def _pictures(
+    section: Section,
+    style: Mapping[str, Look],
+    colours: Mapping[tuple[str, ...], Mapping[str, int]],
+) -> list[dict[str, str]]:
+    """Return the section's pictures that have content: title, text and source."""
+    shown = []
+    drawn = [metric for metric in section.drawn if section.curves("seconds", metric)]
+    if drawn:
+        panels = curve_panels([(section, metric) for metric in drawn], style)
+        many = any(len(entry.runs) > 1 for entry in section.entries)
+        text = (
+            "mean over seeds, band: 95 % t-interval"
+            if many
+            else "one seed each, so there is no band"
+        )
+        title = "Curves against seconds and oracle calls"
+        shown.append({"title": title, "text": text, "source": as_source(panels)})
+    if section.moving:
+        panels = mixture_panels([section], colours)
+        text = "weights of the sources, stacked: mean over seeds"
+        shown.append({"title": "Mixture over time", "text": text, "source": as_source(panels)})
+    return shown
+
+
+def _section(section: Section, number: int, shown: list[dict[str, str]]) -> dict[str, Any]:
     """Return the template's values for a section."""
     results, *rest = tables.tables(section)
     return {
@@ -79,14 +97,11 @@ def _section(
         "about": tables.about(section),
         "verdict": section.verdict,
         "winner": section.winner,
-        "forest": section.forest.html(style) if section.forest is not None else "",
+        "forest": "" if section.forest is None else as_source(forest_panels([section.forest])),
         "results": results,
         "tables": {table.ident: table for table in rest},
-        "figures": [
-            {"id": f"plot-{number}-{index}", **figure} for index, figure in enumerate(shown)
-        ],
+        "figures": shown,
         "trust": _trust(section),
-        "methods": [entry.label for entry in section.entries],
         "configurations": [
             _configuration(entry.label, entry.runs + entry.failed) for entry in section.entries
         ],
@@ -110,12 +125,6 @@ def _trust(section: Section) -> list[tuple[str, str]]:
             known = ["no warning"]
         sentences += [(entry.label, sentence) for sentence in known]
     return sentences
-
-
-def _script_json(value: object) -> str:
-    """Format JSON that is safe inside a script element."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _configuration(label: str, runs: Sequence[StoredRun]) -> dict[str, str]:
@@ -144,33 +153,10 @@ def _by_environment(runs: Sequence[StoredRun]) -> list[tuple[dict[str, Any], lis
 
 
 def _environments(study: Study) -> list[dict[str, Any]]:
-    groups = _by_environment(study.runs)
-    differing = difference([table for table, _ in groups])
-    environments = []
-    for table, runs in groups:
-        rows = flatten(table)
-        keys = [*differing, *(key for key in rows if key not in differing)]
-        environments.append(
-            {
-                "runs": len(runs),
-                "paths": [str(run.path) for run in runs],
-                "rows": [
-                    (key.removeprefix("versions."), _value(rows.get(key, "·")), key in differing)
-                    for key in keys
-                ],
-                "empty": not rows,
-            }
-        )
-    return environments
-
-
-def _value(value: Any) -> str:
-    """Format a value; a list of plugins, ``name (owner)`` each, contains every owner once."""
-    if not isinstance(value, list):
-        return str(value)
-    parts = (str(plugin).partition(" (") for plugin in value)
-    owned = group_values((mark + owner, name) for name, mark, owner in parts)
-    return ", ".join(", ".join(names) + owner for owner, names in owned.items())
+    return [
+        {"runs": len(runs), "text": json.dumps(table, indent=2, default=str, ensure_ascii=False)}
+        for table, runs in _by_environment(study.runs)
+    ]
 
 
 def _environment_note(section: Section) -> str:

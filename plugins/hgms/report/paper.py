@@ -1,4 +1,4 @@
-"""Pictures for papers, by matplotlib.
+"""Pictures of a study, by matplotlib: for the page, for papers and for notebooks.
 
 They show the metric against seconds and oracle calls, or the mixture over time.
 
@@ -7,19 +7,23 @@ The formats are PNG, SVG and PDF. Needs ``hgms[plot]``.
 
 from __future__ import annotations
 
+import base64
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from hgms.arguments import require
 from hgms.config.control_characters import printable
 from hgms.packages import optional_module
 from hgms.report.curves import Curve
 from hgms.report.figures import AXES, areas, source_colours, span, styles
-from hgms.report.formats import write_file
-from hgms.report.study import Study
+from hgms.report.files import write_file
+from hgms.report.study import Section, Study
 from hgms.report.tables import heading
-from hgms.results import DASHES, LIGHT
+from hgms.results import DASHES, LIGHT, Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,22 +36,30 @@ _LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (9, 3))), strict=True))
 
 
 def draw_curves(study: Study, path: Path) -> Path:
-    """Write :func:`curve_panels` to a file."""
-    return save(curve_panels(study), path)
+    """Write the curves of the main metric to a file, one row per task."""
+    return save(main_curves(study), path)
 
 
-def curve_panels(study: Study) -> Figure:
-    """Draw one row of two panels per task: mean over seeds, with a band for several seeds.
+def main_curves(study: Study) -> Figure:
+    """Draw the main metric of every task, one row per task."""
+    rows = [(section, section.metric) for section in study.sections]
+    titles = [section.title for section in study.sections] if len(rows) > 1 else []
+    return curve_panels(rows, styles(study), titles)
 
-    The colours are the same as in the report.
+
+def curve_panels(
+    rows: Sequence[tuple[Section, str]], style: Mapping[str, Look], titles: Sequence[str] = ()
+) -> Figure:
+    """Draw one row of two panels per (section, metric): mean over seeds, with a band for several.
+
+    The left panel is against seconds, the right panel against oracle calls.
     """
-    count = len(study.sections)
-    figure = new_figure(COLUMNS, 2.6 * count + 0.5)
-    style = styles(study)
-    panels = figure.subplots(count, 2, squeeze=False)
-    for row, section in zip(panels, study.sections, strict=True):
+    figure = new_figure(COLUMNS, 2.6 * len(rows) + 0.5)
+    panels = figure.subplots(len(rows), 2, squeeze=False)
+    for row, (section, metric) in zip(panels, rows, strict=True):
+        share = section.is_share(metric)
         for axis, name in zip(row, ("seconds", "oracle_calls"), strict=True):
-            curves = section.curves(name, section.metric)
+            curves = section.curves(name, metric)
             for method, curve in curves.items():
                 look = style[method]
                 draw_band(
@@ -57,17 +69,15 @@ def curve_panels(study: Study) -> Figure:
                     label=plain(method),
                     linestyle=_LINES[look.dash],
                 )
-            zoom = span(curves, share=section.is_share(section.metric)) if curves else None
+            zoom = span(curves, share=share) if curves else None
             if zoom is not None:
                 axis.set_ylim(*zoom)
             axis.set_xlim(left=0)
             axis.set_xlabel(AXES[name], fontsize=8)
             bare(axis)
-        row[0].set_ylabel(
-            plain(heading(section.metric, section.is_share(section.metric))), fontsize=8
-        )
-        if count > 1:
-            row[0].set_title(plain(section.title), fontsize=9, loc="left")
+        row[0].set_ylabel(plain(heading(metric, share)), fontsize=8)
+    for row, title in zip(panels, titles, strict=False):
+        row[0].set_title(plain(title), fontsize=9, loc="left")
     handles = {
         label: handle
         for axis in panels.flat
@@ -96,19 +106,24 @@ def draw_band(axis: Axes, curve: Curve, colour: str, **line: Any) -> None:
 
 
 def draw_mixtures(study: Study, path: Path) -> Path:
+    """Write the mixtures over time to a file."""
+    sections = [section for section in study.sections if section.moving]
+    require(
+        sections,
+        "nothing-to-do",
+        "no run has source weights that change, so there is nothing to draw",
+    )
+    return save(mixture_panels(sections, source_colours(study)), path)
+
+
+def mixture_panels(
+    sections: Sequence[Section], colours: Mapping[tuple[str, ...], Mapping[str, int]]
+) -> Figure:
     """Draw one row per task, with one panel per method with a changing mixture.
 
     A panel shows the stacked weights of the sources.
     """
-    rows = [
-        (section, {label: mix for label, mix in section.mixtures.items() if mix.moves})
-        for section in study.sections
-    ]
-    rows = [(section, moving) for section, moving in rows if moving]
-    require(
-        rows, "nothing-to-do", "no run has source weights that change, so there is nothing to draw"
-    )
-    colours = source_colours(study)
+    rows = [(section, section.moving) for section in sections]
     known = dict[tuple[str, int], None]()
     columns = max(len(moving) for _, moving in rows)
     figure = new_figure(min(2.4 * columns + 1.4, 12.0), 2.1 * len(rows) + 0.5)
@@ -141,7 +156,7 @@ def draw_mixtures(study: Study, path: Path) -> Path:
         [Patch(color=LIGHT[colour], label=plain(name)) for name, colour in known],
         fontsize=7,
     )
-    return save(figure, path)
+    return figure
 
 
 def _legend(figure: Figure, handles: list[Any], **how: Any) -> None:
@@ -160,18 +175,27 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure; the suffix determines the format.
+    """Write the figure; the suffix determines the format."""
+    write_file(path, encoded(figure, path.suffix.casefold().removeprefix(".")))
+    return path
+
+
+def as_source(figure: Figure) -> str:
+    """Return the figure as the source of an image in a page, without a file."""
+    return "data:image/svg+xml;base64," + base64.b64encode(encoded(figure, "svg")).decode()
+
+
+def encoded(figure: Figure, kind: str) -> bytes:
+    """Return the figure in a format of matplotlib.
 
     The same figure gives the same bytes, and text remains text.
     """
     import matplotlib
 
-    with matplotlib.rc_context(
-        {"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}
-    ):
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "hgms", "pdf.fonttype": 42}
+    # axes of numbers near the largest double overflow
+    with matplotlib.rc_context(settings), np.errstate(over="ignore", invalid="ignore"):
         stream = io.BytesIO()
-        kind = path.suffix.casefold().removeprefix(".")
         undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         figure.savefig(stream, format=kind, dpi=200, metadata=undated)
-    write_file(path, stream.getvalue())
-    return path
+    return stream.getvalue()

@@ -6,15 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hgms.arguments import require
-from hgms.report.curves import Curve
-from hgms.report.figures import AXES, span
-from hgms.report.paper import COLUMNS, bare, curve_panels, draw_band, new_figure, plain
+from hgms.report.compute import build
+from hgms.report.paper import COLUMNS, curve_panels, main_curves, new_figure, plain
 from hgms.report.study import Study
-from hgms.report.tables import heading
-from hgms.results import LIGHT, Forest, is_share, looks
+from hgms.results import LIGHT, Forest, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,53 +30,41 @@ def plot_forests(forests: Iterable[Forest | None]) -> Figure:
         "nothing-to-do",
         "no two methods have finished runs with the same seed, so there is no difference to draw",
     )
-    style = looks(label for forest in shown for label in forest.differences)
-    columns = min(2, len(shown))
-    rows = math.ceil(len(shown) / columns)
-    most = max(len(forest.differences) for forest in shown)
+    return shown_in_notebook(forest_panels(shown))
+
+
+def forest_panels(forests: Sequence[Forest]) -> Figure:
+    """Draw one panel per forest, two in a row."""
+    style = looks(label for forest in forests for label in forest.differences)
+    columns = min(2, len(forests))
+    rows = math.ceil(len(forests) / columns)
+    most = max(len(forest.differences) for forest in forests)
     figure = new_figure(COLUMNS * (1 if columns == 2 else 0.75), rows * (0.28 * most + 1.0))
-    for axis, forest in zip(_grid(figure, len(shown), columns), shown, strict=True):
+    for axis, forest in zip(_grid(figure, len(forests), columns), forests, strict=True):
         _forest(axis, forest, {label: LIGHT[look.colour] for label, look in style.items()})
-    return shown_in_notebook(figure)
+    return figure
 
 
 def plot_curves(study: Study) -> Figure:
     """Draw the main metric against seconds and oracle calls, one row per task."""
-    return shown_in_notebook(curve_panels(study))
+    return shown_in_notebook(main_curves(study))
 
 
 def plot_run(result: RunResult) -> Figure:
-    """Draw the upper loss and every metric of one run against seconds."""
-    method = result.info.method
-    names = list(
-        dict.fromkeys(
-            key
-            for row in result.records
-            for key in row
-            if key == "upper_loss" or key.startswith("metric.")
-        )
-    )
+    """Draw the upper loss and every metric of one run against seconds and oracle calls."""
+    with result.stored() as folder:
+        names = list(result.summary.get("metrics") or {})
+        [section] = build([folder], metrics=names).sections
+    rows = [(section, metric) for metric in section.drawn if section.curves("seconds", metric)]
     require(
-        names,
+        rows,
         "nothing-to-do",
         "the records contain neither an upper loss nor a metric, so the figure would be empty",
     )
-    columns = min(len(names), 3)
-    figure = new_figure(3.2 * columns, 2.5 * math.ceil(len(names) / columns))
-    for axis, name in zip(_grid(figure, len(names), columns), names, strict=True):
-        rows = [row for row in result.records if row.get(name) is not None]
-        metric = name.removeprefix("metric.")
-        percent = is_share(metric, (row[name] for row in rows))
-        x, y = (np.array([row[key] for row in rows], dtype=float) for key in ("seconds", name))
-        curve = Curve(x, 100 * y if percent else y)
-        draw_band(axis, curve, LIGHT[looks([method])[method].colour])
-        bare(axis)
-        axis.set_xlabel(AXES["seconds"], fontsize=8)
-        axis.set_ylabel(plain(heading(metric, percent)), fontsize=8)
-        axis.set_xlim(left=0)
-        if zoom := span({method: curve}, share=percent):
-            axis.set_ylim(*zoom)
-    figure.suptitle(plain(f"{method} on {result.info.task}, seed {result.info.seed}"), fontsize=9)
+    figure = curve_panels(rows, looks([entry.label for entry in section.entries]))
+    figure.suptitle(
+        plain(f"{result.info.method} on {result.info.task}, seed {result.info.seed}"), fontsize=9
+    )
     return shown_in_notebook(figure)
 
 

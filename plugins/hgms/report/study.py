@@ -127,6 +127,11 @@ class Section:
         """The mixtures of the methods that learn weights of sources, by label."""
         return {entry.label: entry.mixture for entry in self.entries if entry.mixture is not None}
 
+    @property
+    def moving(self) -> dict[str, Mixture]:
+        """The mixtures that change, by label."""
+        return {label: mixture for label, mixture in self.mixtures.items() if mixture.moves}
+
     def curves(self, axis: str, metric: str) -> dict[str, Curve]:
         """Return the curves by method; a share is in percent."""
         curves = {
@@ -206,7 +211,7 @@ class Section:
 class Study:
     """All values of a report.
 
-    They contain one section per task, the skipped folders, and the pilot sweeps.
+    They contain one section per task, and the skipped folders.
     """
 
     title: str

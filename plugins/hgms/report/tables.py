@@ -8,8 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from hgms.config import Budget
-from hgms.config.tables import difference, flatten, group_values
+from hgms.config.tables import difference, flatten
 from hgms.report.compute import carried_out
 from hgms.report.mixture import Mixture, spell_mixture
 from hgms.report.study import Entry, Section, Study
@@ -94,11 +93,9 @@ def heading(name: str, percent: bool) -> str:
 
 
 def arrow(section: Section, name: str) -> str:
-    return _arrow(section.directions.get(name), name, section.is_share(name))
-
-
-def _arrow(higher: bool | None, name: str, percent: bool) -> str:
-    return heading(name, percent) + ("" if higher is None else " ↑" if higher else " ↓")
+    higher = section.directions.get(name)
+    sign = "" if higher is None else " ↑" if higher else " ↓"
+    return heading(name, section.is_share(name)) + sign
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -137,14 +134,7 @@ _ROLES = (
 
 def tables(section: Section) -> list[Table]:
     """Return a section's tables in order, without empty tables."""
-    shown = [
-        scores(section),
-        mixture(section),
-        uncertainty(section),
-        work(section),
-        passes(section),
-        pairs(section),
-    ]
+    shown = [scores(section), mixture(section), uncertainty(section), work(section), pairs(section)]
     if len(section.metrics) > _METRICS:
         shown.append(scores(section, every=True))
     return [table for table in (*shown, settings(section)) if table.rows]
@@ -327,50 +317,6 @@ def uncertainty(section: Section) -> Table:
     )
 
 
-def passes(section: Section) -> Table:
-    """Build the table of tokens and seconds per outer step."""
-    rows = []
-    for entry in section.entries:
-        if not entry.tokens:
-            continue
-        forward, backward = (
-            _mean(side) or 0.0 for side in zip(*entry.tokens.values(), strict=True)
-        )
-        seconds = _mean(
-            [value for run in entry.tokens if (value := seconds_per_step(run)) is not None]
-        )
-        rate = None if not seconds else (forward + backward) / seconds
-        steps = mean(entry.values("outer_steps"))
-        rows.append(
-            [
-                text(entry.label),
-                steps,
-                amount(seconds),
-                amount(forward),
-                amount(backward),
-                amount(rate),
-            ]
-        )
-    return Table(
-        title="Tokens and seconds per outer step",
-        columns=[
-            "method",
-            "outer steps",
-            "seconds per step",
-            "tokens forward",
-            "tokens backward",
-            "tokens per second",
-        ],
-        rows=rows,
-        caption=(
-            "Means over steps and seeds. Tokens include padding; one that goes through the model "
-            "once forward and once backward counts in both columns. Seconds are without "
-            "evaluation and compilation."
-        ),
-        ident="passes",
-    )
-
-
 def seconds_per_step(run: StoredRun) -> float | None:
     steps = run.summary.get("outer_steps")
     return run.seconds / steps if steps and not math.isnan(run.seconds) else None
@@ -471,105 +417,6 @@ def overview(study: Study) -> Table:
             f"In the order of the mean place over the tasks (1.0: the best mean on each). {_LEGEND}"
         ),
         ident="overview",
-    )
-
-
-def ledgers(study: Study) -> list[Table]:
-    """Build a table per task with named sources: results under every budget.
-
-    A table contains the result of every method.
-
-    Each budget has a group of rows.
-    """
-    tasks = group_values(
-        ((section.name, section.version), section) for section in study.sections if section.mixtures
-    )
-    return [
-        _ledger(sections, number, others=sum(other == name for other, _ in tasks) > 1)
-        for number, ((name, _), sections) in enumerate(tasks.items())
-    ]
-
-
-def _ledger(sections: Sequence[Section], number: int, *, others: bool) -> Table:
-    first = sections[0]
-    metrics = list(dict.fromkeys(name for section in sections for name in section.metrics))[
-        :_METRICS
-    ]
-    percent = {name for name in metrics if all(section.is_share(name) for section in sections)}
-    rows: list[list[Cell]] = []
-    groups = []
-    for section in sorted(sections, key=_length):
-        groups += [len(rows)] if rows else []
-        for entry in sorted(section.entries, key=lambda entry: entry.label):
-            none = Interval.of([])
-            row = [
-                text(entry.label, _failure_note(entry)),
-                Cell(_duration(section.budget), _length(section)[1]),
-            ]
-            row += [
-                mean(entry.values("outer_steps")),
-                text("–") if entry.mixture is None else _largest(entry.mixture),
-            ]
-            row += [
-                interval(
-                    entry.row.metrics.get(name, none),
-                    percent=name in percent,
-                    strong=_best(section, entry, name),
-                )
-                for name in metrics
-            ]
-            rows.append(row)
-    return Table(
-        title=f"Budget ledger: {first.name}" + (f", version {first.version}" if others else ""),
-        columns=[
-            "method",
-            "budget",
-            "outer steps",
-            "three largest weights",
-            *(_arrow(first.directions.get(name), name, name in percent) for name in metrics),
-        ],
-        rows=rows,
-        caption=(
-            "Means over seeds ± half-width of the 95 % t-interval. Bold: the best mean under "
-            "that budget."
-        ),
-        ident=f"ledger-{number}",
-        groups=groups,
-    )
-
-
-def _best(section: Section, entry: Entry, metric: str) -> bool:
-    higher = section.directions.get(metric)
-    rows = [other.row for other in section.entries]
-    means = [row.metrics[metric].mean for row in rows if metric in row.metrics]
-    known = [value for value in means if not math.isnan(value)]
-    if higher is None or len(known) < 2 or metric not in entry.row.metrics:
-        return False
-    return entry.row.metrics[metric].mean == (max(known) if higher else min(known))
-
-
-def _length(section: Section) -> tuple[int, float]:
-    """Return the unit and the amount of a budget as a sort key.
-
-    Budgets in seconds come before budgets in steps and calls.
-    """
-    unit, amount = Budget.parse(section.budget).limit
-    return ("seconds", "outer_steps", "oracle_calls").index(unit), amount
-
-
-def _duration(budget: str) -> str:
-    """Format long budgets in hours.
-
-    Examples
-    --------
-    >>> _duration("32400 s"), _duration("90 s"), _duration("25 outer steps")
-    ('9 h', '90 s', '25 outer steps')
-    """
-    seconds = Budget.parse(budget).seconds
-    return (
-        f"{seconds / 3600:g} h"
-        if seconds is not None and seconds >= 3600 and seconds % 900 == 0
-        else budget
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hgms.results.colours import DARK, DASHES, LIGHT, Look, looks
 from hgms.results.execution import execution_notes
 from hgms.results.folders import Skipped, read_run, scan
-from hgms.results.forest import STYLE, Forest, notebook_html
+from hgms.results.forest import Forest
 from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
     Interval,
@@ -38,7 +38,6 @@ __all__ = [
     "LIGHT",
     "ORDER",
     "RECOVERED",
-    "STYLE",
     "Forest",
     "Interval",
     "Look",
@@ -52,7 +51,6 @@ __all__ = [
     "few_seeds",
     "is_share",
     "looks",
-    "notebook_html",
     "paired_differences",
     "paired_interval",
     "read_run",

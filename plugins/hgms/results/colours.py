@@ -2,8 +2,7 @@
 
 The colour depends only on the method's name.
 
-There is one set of colours for light pages, one for dark pages, and one that is visible on both.
-The last set is for notebooks, because a picture does not know the notebook's theme. Most colours
+There is one set of colours for light pages and one for dark pages. Most colours
 follow the palette by Okabe and Ito, which colour-blind readers can distinguish. Methods also differ
 by dashes.
 """
@@ -41,18 +40,6 @@ DARK = (
     "#C9A27E",
 )
 """Colours of methods on a dark background."""
-EITHER = (
-    "#2A86C8",
-    "#D9661F",
-    "#17906B",
-    "#C2619B",
-    "#A97B14",
-    "#808080",
-    "#8070DC",
-    "#7F8F14",
-    "#DB4560",
-    "#A0714C",
-)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 """Line styles, for more methods than there are colours."""
 # this offset gives different colours to the methods that are most often compared

@@ -9,7 +9,6 @@ of methods (:func:`hgms.results.statistics.paired_differences`).
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import attrs
 from attrs import field, frozen
 
 from hgms.config import Budget
-from hgms.results.forest import Forest, notebook_html
+from hgms.results.forest import Forest
 from hgms.results.recovery import Ratio, recovered_share
 from hgms.results.statistics import (
     CLAIM,
@@ -237,9 +236,6 @@ class Table:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return notebook_html(self.html)
-
     @property
     def winner(self) -> str | None:
         return next((row.method for row in self.rows if row.winner), None)
@@ -306,13 +302,6 @@ class Table:
                 for label in labels
             },
             winner=self.winner,
-            excluded={
-                row.method: "; ".join(row.notes)
-                or (f"{row.failed} failed" if row.failed else "no value")
-                for row in ranked
-                if row.method not in known
-            },
-            references=self.references,
         )
 
     def rank(self, row: Row) -> tuple[bool, float]:
@@ -324,26 +313,6 @@ class Table:
         if math.isnan(mean) or self.higher_is_better is None:
             return math.isnan(mean), 0.0
         return False, -mean if self.higher_is_better else mean
-
-    @property
-    def html(self) -> str:
-        """Return the differences as a picture, with the rows below the picture."""
-        rows = self.columns
-        groups = self.groups
-        names = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0]) if rows else ""
-        body = "".join(
-            f"<tr{' class=group' * (number in groups)}>"
-            + "".join(f"<td>{html.escape(text)}</td>" for text in row.values())
-            + "</tr>"
-            for number, row in enumerate(rows)
-        )
-        picture = (
-            self.forest.html()
-            if self.forest is not None
-            else f"<p><b>{html.escape(self.task)}</b></p>"
-        )
-        table = f"<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
-        return f'{picture}<div class="wide">{table}</div>'
 
     def as_dict(self) -> dict[str, Any]:
         names = ("task", "metric", "higher_is_better", "reference", "winner", "floor")

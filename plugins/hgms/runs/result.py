@@ -5,6 +5,7 @@ A remark warns, for example, that the weights were learned from an untrained mod
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from attrs import Factory, frozen
 
-from hgms.adapters import Nested, as_html, as_text, sizes
+from hgms.adapters import Nested, as_text, sizes
 from hgms.diagnosis import Diagnosis
 from hgms.packages import frame
 from hgms.runs.advice import is_broken, outlier_note, still_leaves, still_note
@@ -55,7 +56,6 @@ class RunResult:
     diagnosis: Diagnosis = Factory(Diagnosis)
 
     __repr__ = as_text
-    _repr_html_ = as_html
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         info = self.info
@@ -112,7 +112,7 @@ class RunResult:
         return frame(self.records)
 
     def plot(self) -> Any:
-        """Plot the upper loss and the metrics against seconds.
+        """Plot the upper loss and the metrics against seconds and oracle calls.
 
         Raises
         ------
@@ -131,11 +131,16 @@ class RunResult:
         HgmsError
             The errors of `hgms report`.
         """
+        with self.stored() as folder:
+            return Path(reporter().report([folder], path))
+
+    @contextlib.contextmanager
+    def stored(self) -> Iterator[Path]:
+        """Provide the folder of the run; a run in memory has a temporary one inside the context."""
         with tempfile.TemporaryDirectory() as place:
-            folder = self.info.folder or write_run(
+            yield self.info.folder or write_run(
                 Path(place), self.info, self.summary, self.records, self.diagnosis
             )
-            return Path(reporter().report([folder], path))
 
 
 def summarise(

@@ -66,7 +66,7 @@ def test_bad_input(
 
 @pytest.mark.parametrize(
     ("command", "out", "module", "extra"),
-    [("report", "r.html", "plotly", "report"), ("plot", "r.svg", "matplotlib", "plot")],
+    [("report", "r.html", "jinja2", "report"), ("plot", "r.svg", "matplotlib", "plot")],
 )
 def test_a_missing_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, out: str, module: str, extra: str

@@ -1,4 +1,4 @@
-"""Reports of named sources: final mixtures, what seeds say of them, budgets and tokens."""
+"""Reports of named sources: final mixtures, what seeds say of them, and tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import hgms.report as report
 from hgms.cli import main
 from hgms.report import Study, tables
-from hgms.report.figures import figures, source_colours, styles
+from hgms.report.figures import areas, source_colours
 from hgms.results.statistics import Interval
 
 
@@ -49,7 +49,7 @@ def test_no_verdict_is_passed_on_losses_of_x_but_on_weights_of_methods_that_lear
 ) -> None:
     section = of(mixtures, "3600 s")
     assert (section.winner, section.verdict.split(":")[0]) == (None, "No verdict")
-    judged = of(report.build(mixtures.sources, metrics=["recovery_error"], separate=True), "3600 s")
+    judged = of(report.build(mixtures.sources, metrics=["recovery_error"]), "3600 s")
     assert judged.verdict.startswith("hg-ms has the best mean of the methods")
     rows = cells(by_title(section, "uncertainty"))
     assert {row[0] for row in rows} == {"hg-ms", "scalebio"}  # uniform weights never move
@@ -60,29 +60,17 @@ def test_no_verdict_is_passed_on_losses_of_x_but_on_weights_of_methods_that_lear
     assert {turned[f"source-{number}"] for number in (0, 1, 8, 9)} == {"cannot be told"}
 
 
-def test_the_ledger_groups_methods_by_budget(mixtures: Study) -> None:
-    [ledger] = tables.ledgers(mixtures)
-    methods = ["hg-ms", "scalebio", "uniform"]
-    first = [tuple(cell.text for cell in row[:3]) for row in ledger.rows]
-    expected = [(name, *of) for of in (("1 h", "10"), ("9 h", "90")) for name in methods]
-    assert (first, ledger.groups, ledger.rows[4][0].note) == (expected, [3], "1 failed")
-    assert (ledger.rows[0][5].strong, ledger.rows[2][5].strong) == (True, False)
-
-
-def test_mixture_pictures_add_up_to_one_and_end_where_the_table_does(mixtures: Study) -> None:
+def test_mixture_areas_add_up_to_one_and_end_where_the_table_does(mixtures: Study) -> None:
     section = of(mixtures, "32400 s")
-    shown = figures(section, styles(mixtures), source_colours(mixtures))
-    drawn = {item["title"]: item["spec"] for item in shown if item["title"].startswith("Mixture")}
-    # the uniform one does not move
-    assert list(drawn) == ["Mixture over time: hg-ms", "Mixture over time: scalebio"]
-    for title, spec in drawn.items():
-        areas = {trace["name"]: np.array(trace["y"]) for trace in spec["data"]}
-        assert (len(areas), "3 other sources" in areas) == (8, True)
-        np.testing.assert_allclose(sum(areas.values()), 1.0, atol=1e-3)
-        weights = section.mixtures[title.rpartition(" ")[2]].weights
-        named = areas.keys() & weights
-        assert {name: areas[name][-1] for name in named} == pytest.approx(
-            {name: weights[name].mean for name in named}, rel=1e-4
+    colours = source_colours(mixtures)
+    assert list(section.moving) == ["hg-ms", "scalebio"]  # the uniform one does not move
+    for mixture in section.moving.values():
+        stack = {name: values for name, _, values in areas(mixture, colours[mixture.sources])}
+        assert (len(stack), "3 other sources" in stack) == (8, True)
+        np.testing.assert_allclose(sum(stack.values()), 1.0, atol=1e-3)
+        named = stack.keys() & mixture.weights
+        assert {name: stack[name][-1] for name in named} == pytest.approx(
+            {name: mixture.weights[name].mean for name in named}, rel=1e-4
         )
 
 
@@ -90,7 +78,7 @@ def test_parquet_and_json_hold_the_mixture(mixtures: Study, tmp_path: Path) -> N
     import pyarrow.parquet as parquet
 
     out = tmp_path / "r.parquet"
-    words = ["report", *mixtures.sources, "--separate", "--out", str(out), "--json"]
+    words = ["report", *mixtures.sources, "--out", str(out), "--json"]
     printed = json.loads(CliRunner().invoke(main, words).stdout)
     methods = {row["method"]: row for row in printed["tasks"][0]["methods"]}
     assert methods["uniform"]["mixture"]["source-3"]["mean"] == pytest.approx(0.1)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.helpers import rejects
 from support.run_folders import write_comparison, write_run
 
 import hgms.report as report
@@ -19,7 +18,6 @@ from hgms.report import Study, tables
 from hgms.report.formats import WRITERS
 from hgms.results import few_seeds
 from hgms.results.statistics import Interval
-from hgms_core.errors import ConfigError
 
 
 def seeds(section: report.Section) -> dict[str, list[int]]:
@@ -96,15 +94,12 @@ def test_runs_that_were_carried_out_otherwise_are_other_methods(tmp_path: Path) 
         ({"version": None}, {"version": "2"}, ("version not recorded", "version 2")),
     ],
 )
-def test_what_cannot_be_compared_is_refused_with_the_list_or_separated(
+def test_runs_of_other_budgets_or_versions_have_separate_sections(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], parts: Sequence[str]
 ) -> None:
     write_run(tmp_path, method="a", **first)
     write_run(tmp_path, method="b", **second)
-    with rejects("other-settings", "folders", of=ConfigError) as caught:
-        report.build([tmp_path])
-    assert all(f"ring: {part}: 1 runs (" in caught.value.message for part in parts)
-    titles = {section.title for section in report.build([tmp_path], separate=True).sections}
+    titles = {section.title for section in report.build([tmp_path]).sections}
     assert titles == {f"ring, {part}" for part in parts}
 
 
