@@ -299,7 +299,7 @@ class Task(Protocol):
     - ``metric_rows``: the rows of a metric, by the name of the metric. They are "train" or
       "validation" if methods train x, select, or learn θ on these rows. Comparisons then do not
       rank methods by this metric. By default, a metric uses other rows, or no rows.
-    - ``traits``: a frozenset of the features of its problems. ``hgms compat`` compares them with
+    - ``traits``: a frozenset of the features of its problems. HGMS compares them with
       the needs of the methods. A method that needs a missing trait is rejected before it
       runs.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,9 +25,6 @@ PATIENCE = 0.5
 """Seconds to wait for a folder that another process has locked. An orphan of a killed comparison
 exits automatically.
 """
-
-PROGRAMS = logging.getLogger("hgms.programs")
-"""The logger of messages about parts that cannot be compiled."""
 
 Report = Callable[[Cell, float, Mapping[str, Any]], None]
 """``report(cell, share of its budget spent, newest record)``."""
@@ -129,29 +125,13 @@ def _registry(plugins: tuple[str, ...]) -> Registry:
 
 
 def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
-    """Execute the run of ``arguments`` as a job; report its steps and warnings."""
+    """Execute the run of ``arguments`` as a job; report its steps."""
     config = RunConfig.from_dict(
         arguments["config"], registry=_registry(tuple(arguments["plugins"]))
     )
     execution = None if arguments["execution"] is None else Execution.of(arguments["execution"])
     cell = Cell(config=config, path=Path(arguments["path"]))
-    handler = _Forward(tell)
-    PROGRAMS.addHandler(handler)
-    try:
-        return work_here({"cell": cell, "execution": execution}, tell)
-    finally:
-        PROGRAMS.removeHandler(handler)
-
-
-class _Forward(logging.Handler):
-    """Send warnings about compilation to the requesting process, which owns the terminal."""
-
-    def __init__(self, tell: Tell) -> None:
-        super().__init__(logging.WARNING)
-        self.tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.tell(event="warning", logger=record.name, text=record.getMessage())
+    return work_here({"cell": cell, "execution": execution}, tell)
 
 
 def work_here(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:

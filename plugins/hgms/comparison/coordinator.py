@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
-from hgms.comparison.cell import PROGRAMS, Ending, fail_cell
+from hgms.comparison.cell import Ending, fail_cell
 from hgms.comparison.grid import Cell
 from hgms.config import Budget
 from hgms.executors import BUSY, Job, Needs, Piece, unpack_error
@@ -27,6 +27,9 @@ from hgms_core import HgmsError
 
 ROOM = 1 << 18
 """Bytes that must be free on the disk for a run to resume."""
+
+PROGRAMS = logging.getLogger("hgms.programs")
+"""The logger of messages about parts that cannot be compiled."""
 
 Kind = tuple[str, Budget]
 

@@ -89,7 +89,7 @@ ARGUMENTS: Mapping[str | int, str] = {"task": "problems", "method": "methods"}
 """The arguments of :func:`hgms.comparison.compare` by the kinds of their entries."""
 
 STOP = 'pass one set of rows for all roles in upper_data, or set keep = "last" in the method'
-COMPAT = "run `hgms compat` to list the methods that fit each task"
+TRAITS = "run `hgms describe NAME` for the traits of a task or the needs of a method"
 
 
 def device_settings(task: object) -> dict[str, str]:
@@ -471,7 +471,7 @@ class _Loader:
                             "not-supported",
                             misfit(entry.label, task.label, lacking),
                             place=self.place(*place),
-                            hint=f"{STOP}\n{COMPAT}" if "stop-rows" in lacking else COMPAT,
+                            hint=f"{STOP}\n{TRAITS}" if "stop-rows" in lacking else TRAITS,
                         )
                     )
         return fitting

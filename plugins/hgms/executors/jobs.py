@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 from attrs import Factory, define, evolve, field, frozen
@@ -69,15 +69,13 @@ class Ending:
     """How a job ended, in one of three ways.
 
     ``outcome`` is the value that its function returned. ``error`` is the error that it raised, and
-    that a retry would raise too. ``lost`` is the reason for the loss of its worker. ``warnings``
-    are the events of warnings that were not reported while the job ran.
+    that a retry would raise too. ``lost`` is the reason for the loss of its worker.
     """
 
     job: Job
     outcome: Mapping[str, Any] | None = None
     error: HgmsError | None = None
     lost: str = ""
-    warnings: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of(cls, job: Job, result: Mapping[str, Any]) -> Ending:
@@ -86,7 +84,6 @@ class Ending:
             job=job,
             outcome=result.get("outcome"),
             error=unpack_error(result["error"]) if "error" in result else None,
-            warnings=tuple(result.get("warnings", ())),
         )
 
     @property

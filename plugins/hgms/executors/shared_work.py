@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -170,8 +169,6 @@ class _Together:
         Afterwards check the items of other processes, and find those that they abandoned.
         """
         for ending in run_with_retries(executor, self, self.hear, self.board.say):
-            for event in ending.warnings:
-                self.hear(ending.job, event)
             piece = self.asked.pop(ending.job)
             is_lost = ending.outcome is None
             outcome = piece.fail(ending.failure) if is_lost else ending.outcome
@@ -219,8 +216,6 @@ class _Together:
             self.board.step(self.asked[job], event["share"], event["record"])
         elif event["event"] == "stage":
             self.board.show(self.asked[job], 0.0, event["text"])
-        elif event["event"] == "warning":
-            logging.getLogger(event["logger"]).warning("%s", event["text"])
 
 
 def _several(kind: str, count: int) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from hgms.arguments import require
 from hgms.executors.jobs import Ending, Job, Tell, as_error, function_of, pack_error, unpack_error
-from hgms.runs import stoppable
+from hgms.runs import ignore, stoppable
 from hgms_core import ConfigError, __version__
 
 
@@ -63,8 +63,8 @@ def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[s
     """Run the job of a message in this process.
 
     The result contains ``outcome`` or ``error``. If this machine has other versions or lacks the
-    folder, the job does not run, and ``rejected`` contains the error. ``warnings`` contains the
-    warnings of the job; its other events are not sent.
+    folder, the job does not run, and ``rejected`` contains the error. Events of the job are not
+    sent.
     """
     try:
         ensure_same(message["installation"], platform.node())
@@ -81,18 +81,12 @@ def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[s
         return {"rejected": pack_error(missing)}
     os.environ.update(message["environment"])  # locations of data and caches, and trust settings
     torch.set_num_threads(message["cpus"])
-    warnings: list[Mapping[str, Any]] = []
-
-    def receive(**event: Any) -> None:
-        if event["event"] == "warning":
-            warnings.append(event)
-
     try:
         with stoppable():
-            outcome = function_of(message["function"])(message["arguments"], receive)
-            return {"outcome": dict(outcome), "warnings": warnings}
+            outcome = function_of(message["function"])(message["arguments"], ignore)
+            return {"outcome": dict(outcome)}
     except Exception as error:
-        return {"error": pack_error(as_error(error)), "warnings": warnings}
+        return {"error": pack_error(as_error(error))}
 
 
 def ending_of(job: Job, result: Mapping[str, Any]) -> Ending:

@@ -14,7 +14,8 @@ WORDS = {"matmul": ("float32 matrix products", "exact"), "compile": ("steps", "e
 def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
     """Return one sentence for each setting that any of the runs used.
 
-    If the runs differ in a setting, the sentence states it.
+    If the runs differ in a setting, the sentence states it. Each function that could not be
+    compiled has a sentence as well.
 
     Examples
     --------
@@ -33,4 +34,7 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
             )
         elif counts and rest not in counts:
             notes.append(f"{subject}: {next(iter(counts))} in all runs")
-    return notes
+    eager: dict[str, str] = {}
+    for run in runs:
+        eager = run.eager | eager
+    return notes + [f"{name} is not compiled ({outcome})" for name, outcome in eager.items()]

@@ -134,6 +134,13 @@ class StoredRun:
         return {} if self._execution is None else self._execution.choices()
 
     @property
+    def eager(self) -> dict[str, str]:
+        """The functions that could not be compiled, with the reason."""
+        recorded = self._execution
+        outcomes = {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
+        return {name: outcome for name, outcome in outcomes.items() if outcome != "compiled"}
+
+    @property
     def compile_seconds(self) -> float:
         """The seconds of compilation, which count toward no budget; 0 without compilation."""
         recorded = self._execution

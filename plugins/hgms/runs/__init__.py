@@ -1,6 +1,6 @@
 """One run: its configuration, its folder and its clock.
 
-The package also defines the commands `run`, `describe` and `compat`.
+The package also defines the commands `run` and `describe`.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ __all__ = [
 
 @hookimpl
 def hgms_register_commands(cli: click.Group) -> None:
-    from hgms.runs.command import compat, describe, run
+    from hgms.runs.command import describe, run
 
     cli.add_command(run)
     cli.add_command(describe)
-    cli.add_command(compat)

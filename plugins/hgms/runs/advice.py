@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import math
-import statistics
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -27,10 +24,6 @@ BOUND = 1e8
 """Factor by which the upper loss or ‖θ‖ may grow before a run counts as diverged."""
 STILL = 5
 """Steps in succession without a gradient in a leaf of θ that cause a warning."""
-OUTLIER = 1e3
-"""Ratio of a hypergradient's norm to the norms around it that causes a warning."""
-NEAR = 5
-"""Number of steps before and after a step that count as around it."""
 
 
 def explain_error(
@@ -206,40 +199,6 @@ def still_note(since: Mapping[str, int]) -> str:
         f"the hypergradient is exactly 0 for {', '.join(names)}{more}, so no step changes it; look "
         "for saturated weights, rounding, or units that are off"
     )
-
-
-def outlier_note(records: Sequence[Record]) -> str:
-    """Return the warning about an outlier of the hypergradient.
-
-    An outlier is much longer than the hypergradients of the steps around it, and the upper loss
-    rose after it. The result is empty if there is no outlier.
-
-    Examples
-    --------
-    >>> rows = [{"step": 1, "hypergradient_norm": 8.8e4, "upper_loss": 0.56}]
-    >>> rows += [
-    ...     {"step": step, "hypergradient_norm": 0.6, "upper_loss": 0.69} for step in range(2, 6)
-    ... ]
-    >>> outlier_note(rows).partition(",")[0]
-    'the hypergradient of step 1 is 8.8e+04 long'
-    """
-    rows = [row for row in records if isinstance(row.get("hypergradient_norm"), float)]
-    for position, (row, following) in enumerate(itertools.pairwise(rows)):
-        around = rows[max(0, position - NEAR) : position] + rows[position + 1 :][:NEAR]
-        if len(around) < 3:
-            continue
-        length = row["hypergradient_norm"]
-        usual = statistics.median(other["hypergradient_norm"] for other in around)
-        before: Any = row.get("upper_loss")
-        after: Any = following.get("upper_loss")
-        rose = before is not None and after is not None and after > before
-        if usual and length > OUTLIER * usual and rose:
-            return (
-                f"the hypergradient of step {row['step']} is {length:.2g} long, that of the steps "
-                f"around it {usual:.2g}, and the upper loss rose from {before:.4g} to "
-                f"{after:.4g}; set clip of the outer optimiser, or eps_root of unrolled AdamW"
-            )
-    return ""
 
 
 def is_broken(value: object) -> bool:

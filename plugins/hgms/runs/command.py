@@ -1,4 +1,4 @@
-"""The commands ``hgms run``, ``hgms describe`` and ``hgms compat``.
+"""The commands ``hgms run`` and ``hgms describe``.
 
 This module parses the arguments, calls the functions and prints the results.
 """
@@ -10,18 +10,9 @@ from pathlib import Path
 
 import click
 
-from hgms.cli import (
-    json_option,
-    kind_called,
-    plugin_option,
-    print_json,
-    track_option,
-    trust_option,
-    words,
-)
+from hgms.cli import json_option, kind_called, plugin_option, print_json, track_option, trust_option
 from hgms.config import Budget
 from hgms.plugins import Component, Registry
-from hgms.runs import compat as fits
 from hgms.runs import describe as descriptions
 from hgms.runs.command_line import load
 from hgms.runs.launch import run_config
@@ -133,37 +124,3 @@ def run(
     for remark in result.execution.remarks() if result.execution is not None else []:
         click.echo(f"  {remark}")
     click.echo(f"  {summary['folder']}")
-
-
-@click.command(short_help="Show the methods that fit each task.")
-@click.option(
-    "--task",
-    "tasks",
-    multiple=True,
-    callback=words,
-    metavar="NAME[,NAME]",
-    help="Only these tasks.",
-)
-@click.option(
-    "--method",
-    "--methods",
-    "methods",
-    multiple=True,
-    callback=words,
-    metavar="NAME[,NAME]",
-    help="Only these methods.",
-)
-@plugin_option
-@json_option
-def compat(tasks: list[str], methods: list[str], registry: Registry, as_json: bool) -> None:
-    """Show which methods fit which tasks, before a run starts.
-
-    ok: the task has all traits that the method and its parts require. no: the task lacks the traits
-    listed below the table. ?: the task declares no traits, or the method requires a configuration.
-    For a single task or a single method, the table contains the reasons.
-    """
-    rows = fits.rows_of(registry, methods, tasks)
-    if as_json:
-        print_json(rows)
-    else:
-        fits.show(rows)

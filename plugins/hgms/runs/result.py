@@ -18,7 +18,7 @@ from attrs import Factory, frozen
 from hgms.adapters import Nested, as_text, sizes
 from hgms.diagnosis import Diagnosis
 from hgms.packages import frame
-from hgms.runs.advice import is_broken, outlier_note, still_leaves, still_note
+from hgms.runs.advice import is_broken, still_leaves, still_note
 from hgms.runs.execution import Execution
 from hgms.runs.notebook import reporter, write_run
 from hgms.runs.own_problem import validation_rows
@@ -215,7 +215,6 @@ def judge_result(
     if not summary.get("role"):  # the method learns θ
         since = still_leaves(records, list(problem.theta0))
         notes += [still_note(since)] if since else []
-    notes += filter(None, [outlier_note(records)])
     return {**summary, **({"remarks": notes} if notes else {}), "validation_loss": finite(loss)}
 
 

@@ -5,7 +5,7 @@ the properties of its problems (``traits``). Both are sets of names from :data:`
 that users define.
 
 A method requires the properties that any of its parts requires. A task without ``traits`` is
-accepted without a check, and the table shows a question mark.
+accepted without a check.
 """
 
 from __future__ import annotations
@@ -121,5 +121,5 @@ def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
             "not-supported",
             misfit(method_name or method.name, task.name, lacking),
             place=("method",),
-            hint="run `hgms compat` to list the methods that fit each task",
+            hint="run `hgms describe NAME` for the traits of a task or the needs of a method",
         )

@@ -175,26 +175,6 @@ def test_needs_and_traits_are_explained_and_a_method_may_have_no_fields(site: Si
     assert all(part in text for part in parts)
 
 
-# --- what fits what
-
-
-def test_what_fits_what_is_a_table_with_the_reasons_below(site: Site) -> None:
-    of_parts(site)
-    rows = {(row["method"], row["task"]): row for row in json_of("compat")}
-    assert len(rows) == 4 * 2
-    fits = {name: (rows[name, "sized"]["fits"], rows[name, "far"]["fits"]) for name, _ in rows}
-    assert fits == {
-        "empty": (True, None),
-        "odd": (True, None),
-        "pipeline": (None, None),
-        "wants": (None, None),
-    }
-    assert rows["wants", "sized"]["why"].startswith("it cannot be built")
-    text = call("compat").stdout
-    assert re.search(r" empty +sized +the task declares no traits", text)
-    assert re.search(r" pipeline +– +it cannot be built", text)
-
-
 def test_a_description_lists_the_declared_capabilities() -> None:
     assert json_of("describe", "solver", "lancbio")["capabilities"] == [
         "HasTestingInstance",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from attrs import field, fields, make_class, validators
 from click.testing import CliRunner
-from support.fakes import call, json_of
 
 from hgms.cli import main
 from hgms.runs.describe import range_of
@@ -42,20 +40,3 @@ def shown(*arguments: str) -> list[str]:
 def test_the_range_of_a_validator(validator: Any, shown: str) -> None:
     [item] = fields(make_class("Part", {"a": field(validator=validator)}))
     assert range_of(item.validator) == shown
-
-
-# --- compat
-# --------------------------------------------------------------------------------------------------
-
-
-def test_compat_of_one_task_or_one_method_says_why_in_its_lines() -> None:
-    lines = shown("compat", "--task", "sphere", "--method", "fixed,hg-ms")
-    assert any(re.fullmatch(r" fixed +–? .*named data sources .*", line) for line in lines)
-    assert ["hg-ms", "all", "tasks"] in [line.split() for line in lines]
-    rows = json_of("compat", "--method", "hg-ms", "--task", "sphere,quadratic")
-    assert [(row["method"], row["task"]) for row in rows] == [
-        ("hg-ms", "sphere"),
-        ("hg-ms", "quadratic"),
-    ]
-    wrong = call("compat", "--task", "sphera")
-    assert (wrong.exit_code, "'sphere'" in wrong.stderr) == (2, True)

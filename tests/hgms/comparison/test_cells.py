@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from hgms.comparison import cell as module
 from hgms.comparison.cell import carry_out
-from hgms.comparison.coordinator import Executions, distinct_warnings, runs_of
+from hgms.comparison.coordinator import PROGRAMS, Executions, distinct_warnings, runs_of
 from hgms.comparison.grid import Cell
 from hgms.comparison.grid_file import load
 from hgms.distributed import RankLost
@@ -91,26 +90,16 @@ def test_a_failure_that_cannot_be_recorded_is_told_with_its_cause(
     assert (ending.status, [each.code for each in ending.error.errors]) == (status, codes)
 
 
-def test_a_worker_sends_its_warnings_about_compilation(
+def test_a_warning_about_compilation_is_logged_once_whatever_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The requesting process logs each of them once, whatever its numbers are."""
-
     def warns(cell: Cell, *_: Any) -> module.Ending:
-        module.PROGRAMS.warning("g of seed %d runs eagerly", cell.config.seed)
+        PROGRAMS.warning("g of seed %d runs eagerly", cell.config.seed)
         return module.Ending(cell=cell, status="done")
 
     monkeypatch.setattr(module, "carry_out", warns)
-    plugins = (str(PLUGIN),)
-    both = cells(tmp_path, seeds=2)
-    [_, run] = runs_of(both, Executions(), plugins, here=False)
-    heard: list[Mapping[str, Any]] = []
-    module.work(run.job().arguments, lambda **event: heard.append(event))
-    text = "g of seed 1 runs eagerly"
-    assert heard == [{"event": "warning", "logger": "hgms.programs", "text": text}]
-    caplog.clear()
     with distinct_warnings():
-        runs = runs_of(both, Executions(), plugins, here=False)
+        runs = runs_of(cells(tmp_path, seeds=2), Executions(), (str(PLUGIN),), here=False)
         run_together(runs, Here(), say=silent, look=False)
     assert caplog.messages == ["g of seed 0 runs eagerly"]
 

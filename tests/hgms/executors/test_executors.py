@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from attrs import frozen
 from click.testing import CliRunner, Result
@@ -184,23 +183,6 @@ def test_pieces_are_done_once_whoever_does_them(
     once = [path for path in sorted(tmp_path.rglob("times")) if path.read_text() == "once\n"]
     assert [path.parent.name for path in once] == ["0", "1", "2", "5"]
     assert not list(tmp_path.rglob(".lease"))
-
-
-def warn(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
-    tell(event="warning", logger="hgms.programs", text="g runs eagerly")
-    return arguments
-
-
-def test_a_warning_of_a_worker_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    piece = attrs.evolve(piece_of(tmp_path, 1), function="test_executors:warn")
-    results, _ = run_together([piece], Here(), say=lambda line: None)
-    assert list(results.values()) == [1]
-    assert [(record.name, record.message) for record in caplog.records] == [
-        ("hgms.programs", "g runs eagerly")
-    ]
 
 
 class Losing:

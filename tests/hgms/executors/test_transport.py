@@ -12,31 +12,18 @@ import pytest
 import torch
 from support.helpers import rejects
 
-from hgms.executors import (
-    Ending,
-    Here,
-    Job,
-    Needs,
-    Piece,
-    ending_of,
-    pack_job,
-    run_message,
-    run_together,
-    transport,
-)
+from hgms.executors import Job, Needs, ending_of, pack_job, run_message, transport
 from hgms_core import ConfigError
 
 
 def acts(arguments: Mapping[str, Any], tell: Any) -> Mapping[str, Any]:
     tell(event="step", share=0.5)
-    tell(**WARNING)
     if arguments.get("raises"):
         raise ERROR
     return {"folder": os.getcwd(), "threads": torch.get_num_threads(), "mark": os.environ[MARK]}
 
 
 MARK = "HGMS_TRANSPORTED"
-WARNING = {"event": "warning", "logger": "hgms.programs", "text": "g runs eagerly"}
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +58,6 @@ def test_a_job_has_the_folder_the_threads_and_the_settings_of_whoever_asks(
     monkeypatch.setenv(MARK, "here")
     result = run_message(sent)
     assert result["outcome"] == {"folder": str(tmp_path), "threads": 2, "mark": "there"}
-    assert result["warnings"] == [WARNING], "the other events are not sent"
 
 
 def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> None:
@@ -98,22 +84,3 @@ def test_an_error_comes_back_with_its_code_and_place() -> None:
     made = job(raises=True)
     ending = ending_of(made, run_message(message(made)))
     assert (getattr(ending.error, "place", None), ending.outcome) == (ERROR.place, None)
-    assert ending.warnings == (WARNING,)
-
-
-class Remote(Here):
-    """An executor that sends each job as a message."""
-
-    def carry_out(self, jobs: Any, report: Any) -> Iterator[Ending]:
-        for each in jobs:
-            yield ending_of(each, run_message(message(each)))
-
-
-def test_a_warning_of_another_machine_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    piece = Piece(title="one", path=tmp_path, function="test_transport:acts", finished=lambda: None)
-    results, _ = run_together([piece], Remote(), say=lambda line: None)
-    assert len(results) == 1
-    logged = [(record.name, record.message) for record in caplog.records]
-    assert logged == [(WARNING["logger"], WARNING["text"])]

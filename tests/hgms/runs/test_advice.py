@@ -1,12 +1,11 @@
-"""What a run reports of its own numbers: that it diverged, learned nothing, ended worse than it
-began, or took one step along a hypergradient of another size.
+"""What a run reports of its own numbers: that it diverged, learned nothing, or ended worse than it
+began.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.nn.functional import softplus
 
 from hgms.adapters import from_losses
 from hgms.runs import RunFolder, run
-from hgms.runs.advice import outlier_note
 from hgms_core import NumericalError, Problem, Tree
 
 PENALTIES = ("v-pbgd", "g-pbgd", "scalebio", "bome", "f2sa", "meha")
@@ -159,20 +157,3 @@ def test_a_run_that_ends_worse_than_it_began_says_so(caplog: pytest.LogCaptureFi
     (remark,) = result.summary["remarks"]
     assert "rose from 0.01 at the start to " in remark
     assert remark in caplog.text
-
-
-def rows(lengths: Sequence[float], losses: Sequence[float] = (0,) * 9, **more: Any) -> list[Any]:
-    return [
-        {"step": n, "hypergradient_norm": h, "upper_loss": f, **more}
-        for n, (h, f) in enumerate(zip(lengths, losses, strict=False), 1)
-    ]
-
-
-def test_one_hypergradient_of_another_size_is_reported() -> None:
-    worse = [0.56, 0.69, 0.68, 0.67, 0.66]
-    first = [8.8e4, 0.6, 0.5, 0.5, 0.4]
-    assert "step 1 is 8.8e+04 long" in outlier_note(rows(first, worse))
-    later = rows([0.6, 0.5, 1e4, 0.5, 0.4], [0.5, 0.4, 0.3, 0.9, 0.8])
-    assert "step 3 is 1e+04 long" in outlier_note(later)
-    assert outlier_note(rows(first, [0.5, 0.4, 0.3, 0.2, 0.1])) == ""
-    assert outlier_note(rows([1.0, 0.5, 0.2, 0.1, 0.05], worse)) == ""
