@@ -42,11 +42,6 @@ MEANING = {
     "compile_seconds": "spent on compilation, which is part of no budget",
     "metric.": ("what the task's `evaluate` returned for the result"),
     "weight.": ("weight of a data source in the result; between 0 and 1, they add up to 1"),
-    "seconds_per_step": "seconds over steps, of runs on language models",
-    "step_forward_tokens": (
-        "tokens, padding included, that went forward through the language model in a step: the mean"
-    ),
-    "step_backward_tokens": "the same, backward",
     "setting.": (
         "each value of `config.toml` but the seed and the folder, as TOML writes it, "
         "under its dotted key"
@@ -58,10 +53,9 @@ def tables() -> str:
     """Return the table of columns with the types in the file."""
     names = _named(_schema())
     sources = [(f"{mixture.PREFIX}<source>", "double")]
-    tokens = [(name, "double") for name in mixture.TOKENS]
     settings = [setting for setting in names if setting[0].startswith("setting.")]
     others = [setting for setting in names if not setting[0].startswith("setting.")]
-    return _table([*others, *sources, ("seconds_per_step", "double"), *tokens, *settings])
+    return _table([*others, *sources, *settings])
 
 
 def _schema() -> pa.Schema:

@@ -99,8 +99,6 @@ run('hg-ms', problem, '2 steps', folder=3) -> wrong-type folder
 run('hg-ms', problem, '2 steps', resume='yes') -> wrong-type resume
 run('hg-ms', problem, '2 steps', watch='loss') -> wrong-type watch
 run('uniform', problem, '1 s', watch=lambda record: 0) -> wrong-signature watch
-run('uniform', problem, '1 s', watch=Patience) -> wrong-type watch
-Patience(metric='loss', steps=0) -> out-of-range steps
 compare('quadratc', 'uniform', '2 steps') -> unknown-task problems.quadratc.name
 compare(pipeline, problem, '2 steps') -> wrong-part problems
 compare(lambda seed: 3, 'uniform', '2 steps') -> wrong-result problem
@@ -163,7 +161,6 @@ SEVERAL: list[tuple[str, list[tuple[str, tuple[str, ...]]]]] = [
             ("out-of-range", ("seed",)),
         ],
     ),
-    ("Patience()", [("missing-option", ("metric",)), ("missing-option", ("steps",))]),
     (
         "compare('uniform', 'quadratic', '2 steps')",
         [

@@ -15,7 +15,7 @@ from attrs import evolve
 from hgms_core import Candidates, Cost, Key, Problem, State
 from hgms_core.capabilities import Capabilities, ProposesSome
 from support.kit_parts import DOC, changed, like
-from support.kit_wholes import Cold, Line, NoRule, Runs, Walk
+from support.kit_wholes import Line, NoRule, Runs, Walk
 
 # --- generators
 # --------------------------------------------------------------------------------------------------
@@ -121,10 +121,6 @@ GENERATORS: list[tuple[str, Any]] = [
     ),
     ("carry", carries(lambda own, plain, start, c, *_: {"x": c.at(0)}, NoRule())),
     (
-        "carry-rule",
-        carries(lambda own, plain, start, c, i, *more: plain(start, c, torch.zeros_like(i), *more)),
-    ),
-    (
         "state",
         carries(lambda own, plain, *inputs: {**plain(*inputs), "generator": inputs[3].generator()}),
     ),
@@ -150,7 +146,6 @@ GENERATORS: list[tuple[str, Any]] = [
             ),
         ),
     ),
-    ("moments", Cold()),
 ]
 
 

@@ -141,21 +141,6 @@ class NoRule:
 
 
 @frozen(kw_only=True)
-class Cold(Runs):
-    """Has a temperature and forgets it: what it returns is the start, with noise."""
-
-    temperature: float = 1.0
-
-    def propose(
-        self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
-    ) -> Candidates:
-        shape = (self.count, *problem.x0["x"].shape)
-        return Candidates(
-            x={"x": torch.randn(shape, generator=key.generator(), dtype=torch.float64)}
-        )
-
-
-@frozen(kw_only=True)
 class Line:
     """A line through noisy points."""
 

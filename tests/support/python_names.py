@@ -33,7 +33,7 @@ import hgms_mix.methods.regmix
 from hgms.comparison import compare
 from hgms.config import Budget
 from hgms.integrations import OuterSteps, lower_solution
-from hgms.runs import Patience, RunConfig, RunFolder, RunSettings, run
+from hgms.runs import RunConfig, RunFolder, RunSettings, run
 from hgms_core import ConfigError, Pipeline, Problem
 
 PACKAGES = (
@@ -75,12 +75,7 @@ NAMES |= {
     "RunSettings": RunSettings,
     "problem": PROBLEM,
 }
-NAMES |= {
-    "Patience": Patience,
-    "OuterSteps": OuterSteps,
-    "lower_solution": lower_solution,
-    "loss": PROBLEM.f,
-}
+NAMES |= {"OuterSteps": OuterSteps, "lower_solution": lower_solution, "loss": PROBLEM.f}
 NAMES["outer_steps"] = partial(
     OuterSteps,
     f=PROBLEM.f,

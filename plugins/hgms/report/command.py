@@ -153,7 +153,4 @@ def _method(entry: Entry) -> dict[str, Any]:
         table["mixture"] = {
             source: attrs.asdict(weight) for source, weight in entry.mixture.weights.items()
         }
-    if entry.tokens:
-        means = (sum(side) / len(entry.tokens) for side in zip(*entry.tokens.values(), strict=True))
-        table["step_forward_tokens"], table["step_backward_tokens"] = means
     return table

@@ -274,7 +274,6 @@ def _section(
                 unjudged=any(point.why_unranked(main) for point in values[row.method]),
                 curves=_curves(own, drawn, points),
                 mixture=mixture.mixture(own, axis, min(points, _MIXTURE)),
-                tokens=mixture.tokens(own),
             )
         )
     later = (name for run in runs for name in run.scores.get("metrics", {}))

@@ -1,7 +1,6 @@
-"""Learned weights of named data sources, and the tokens per step.
+"""Learned weights of named data sources.
 
-The module uses runs with rows that contain ``weight.<source>``, and ``step_forward_tokens`` and
-``step_backward_tokens``. For other runs it reads no columns.
+The module uses runs with rows that contain ``weight.<source>``. For other runs it reads no columns.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from hgms.results import Interval, StoredRun
 from hgms.uncertainty import Uncertainty, over_seeds
 
 PREFIX = "weight."
-TOKENS = ("step_forward_tokens", "step_backward_tokens")
 _EQUAL = 1e-6  # maximum error of weights of equal logits by a float32 softmax
 
 
@@ -78,7 +76,7 @@ def required_columns(run: StoredRun) -> list[str]:
 
     The list is empty for a run without named sources.
     """
-    return [name for name in run.fields if name.startswith(PREFIX) or name in TOKENS]
+    return [name for name in run.fields if name.startswith(PREFIX)]
 
 
 def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int) -> Mixture | None:
@@ -112,20 +110,6 @@ def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int)
         over_time=over_time,
         prior=tuple(np.mean(begun, axis=0).tolist()) if begun else (),
     )
-
-
-def tokens(rows: Mapping[StoredRun, Mapping[str, Any]]) -> dict[StoredRun, tuple[float, float]]:
-    """Compute the mean forward and backward tokens per step, by run.
-
-    Runs without these columns are skipped.
-    """
-    means = {}
-    for run, table in rows.items():
-        columns = [table[name][~np.isnan(table[name])] for name in TOKENS if name in table]
-        if len(columns) == len(TOKENS) and all(column.size for column in columns):
-            forward, backward = (float(column.mean()) for column in columns)
-            means[run] = (forward, backward)
-    return means
 
 
 def spell_mixture(mixture: Mixture) -> str:

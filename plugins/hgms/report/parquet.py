@@ -1,9 +1,9 @@
 """The Parquet table of a report: one row per run.
 
 The table contains texts, whole numbers, ``seconds``, ``compile_seconds`` and
-``metric.<name>``. If a run has them, it also contains ``weight.<source>`` of the result and means
-over the steps. ``setting.<dotted key>`` contains every value of config.toml except the seed and the
-folder, in TOML format.
+``metric.<name>``. If a run has them, it also contains ``weight.<source>`` of the result.
+``setting.<dotted key>`` contains every value of config.toml except the seed and the folder, in TOML
+format.
 
 ``task`` and ``method`` are the names in the report. Null marks a value that a run lacks, and
 NaN a metric that was not finite.
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from hgms.config.tables import flatten
 from hgms.packages import optional_module
-from hgms.report.mixture import PREFIX, TOKENS
+from hgms.report.mixture import PREFIX
 from hgms.report.study import Entry, Study
-from hgms.report.tables import seconds_per_step
 from hgms.results import StoredRun
 
 if TYPE_CHECKING:
@@ -61,11 +60,7 @@ def runs(study: Study) -> pyarrow.Table:
         for run in entry.runs + entry.failed
     ]
     names = dict.fromkeys(name for row in rows for name in row)
-    metrics = [
-        name
-        for name in names
-        if name.startswith(("metric.", PREFIX)) or name in ("seconds_per_step", *TOKENS)
-    ]
+    metrics = [name for name in names if name.startswith(("metric.", PREFIX))]
     settings = [name for name in names if name.startswith("setting.")]
     return pa.Table.from_pylist(
         rows,
@@ -113,11 +108,6 @@ def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
         row |= {
             _utf8(PREFIX + source): weight
             for source, weight in zip(mixture.sources, mixture.finals[run], strict=True)
-        }
-    if run in entry.tokens:
-        row |= {
-            "seconds_per_step": seconds_per_step(run),
-            **dict(zip(TOKENS, entry.tokens[run], strict=True)),
         }
     return row
 

@@ -33,7 +33,6 @@ class Entry:
     - ``unjudged`` states whether the main metric gets no verdict. Examples are losses of an x that
       was not trained to the end, or of a θ that weights data sources.
     - ``curves`` are by axis (``seconds`` or ``oracle_calls``) and metric.
-    - ``tokens`` are each run's mean forward and backward tokens per step.
     """
 
     row: Row
@@ -43,7 +42,6 @@ class Entry:
     unjudged: bool
     curves: Mapping[tuple[str, str], Curve]
     mixture: Mixture | None
-    tokens: dict[StoredRun, tuple[float, float]]
 
     @property
     def label(self) -> str:

@@ -317,11 +317,6 @@ def uncertainty(section: Section) -> Table:
     )
 
 
-def seconds_per_step(run: StoredRun) -> float | None:
-    steps = run.summary.get("outer_steps")
-    return run.seconds / steps if steps and not math.isnan(run.seconds) else None
-
-
 def pairs(section: Section) -> Table:
     """Build the table of row − column in the main metric, paired by seed."""
     percent = section.is_share(section.metric)

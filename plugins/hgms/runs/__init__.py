@@ -25,7 +25,7 @@ from hgms.runs.rank import follow_launched
 from hgms.runs.result import RunResult
 from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
 from hgms.runs.traits import TRAITS, misfit, missing_traits, needs, suggest_trait, wanted_traits
-from hgms.runs.watchers import Patience, StopRun, Watcher, trial_pruner
+from hgms.runs.watchers import StopRun, Watcher, trial_pruner
 from hgms_core import hookimpl
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ __all__ = [
     "Interrupted",
     "Interrupts",
     "OwnProblem",
-    "Patience",
     "Progress",
     "RunConfig",
     "RunFolder",

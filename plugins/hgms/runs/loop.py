@@ -216,7 +216,7 @@ class Run:
             recorder.check_storable(self.position.state)
         if self.settings.diagnose is not None:
             self.diagnosing = Diagnosing(method=plan.method, problem=problem, seed=self.info.seed)
-        self.observers.begin(self.info, recorder.rows)
+        self.observers.notify("hgms_run_started", self.info)
 
     # --- the steps
 

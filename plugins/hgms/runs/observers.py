@@ -55,13 +55,6 @@ class Observers:
             with self.may_stop("observer"):
                 self.host.notify(hook, run=info, **arguments)
 
-    def begin(self, info: RunInfo, rows: Sequence[Record]) -> None:
-        """Give the recorded rows to the watchers, and announce the run."""
-        for watch in self.watch:
-            if (recall := getattr(watch, "recall", None)) is not None:
-                recall(rows)
-        self.notify("hgms_run_started", info)
-
     def see(self, info: RunInfo, row: Record, share: float) -> None:
         """Show the row of a step to all observers."""
         self.notify("hgms_step_finished", info, record=row)

@@ -362,43 +362,6 @@ def check_carry(generator: Any) -> None:
     )
 
 
-def check_carry_rule(generator: Any) -> None:
-    """The field `carry_rule` has the effect of its value: `selected`, `per-branch` or `restart`."""
-    kit.ask_of_field(generator, "carry_rule")
-    proposal = propose(generator, _usual(generator))
-    rule = str(generator.carry_rule)
-    last = proposal.candidates.count - 1
-    carried = [kit.snapshot(proposal.carry(i)) for i in (0, last)]
-    name, candidates = next(iter(proposal.candidates.x.items()))
-    if rule == "restart" or rule == "per-branch":
-        differs = kit.difference(carried[0], carried[1])
-        demand(
-            not differs,
-            (
-                f"the rule is {rule!r} and what is carried depends on which candidate was "
-                f"selected: {differs}"
-            ),
-        )
-    if rule == "selected" or rule == "per-branch":
-        rows = (candidates[last:] if rule == "selected" else candidates).reshape(
-            1 if rule == "selected" else last + 1, -1
-        )
-        tables = [
-            table for table in _tables(carried[1], rows.shape[1]) if len(table) % len(rows) == 0
-        ]
-        held = any(
-            torch.equal(table, rows.expand_as(table) if len(rows) == 1 else rows)
-            for table in tables
-        )
-        demand(
-            held,
-            (
-                f"the rule is {rule!r}, and the next start does not hold that state ({name!r} of "
-                f"candidate {last})"
-            ),
-        )
-
-
 def _tables(state: Any, width: int) -> list[Tensor]:
     """Return the tensors of a state that can be read as rows of this width."""
     leaves = kit.tensors(state).values()
@@ -455,20 +418,4 @@ def check_wells(generator: Any) -> None:
     demand(
         sides == {True, False},
         f"in 30 outer steps {'no candidate left the top' if not sides else 'all went to one side'}",
-    )
-
-
-def check_moments(generator: Any) -> None:
-    """A field `temperature` λ samples exp(−g/λ): for g = ½‖x‖² the mean is 0 and the variance λ,
-    up to the bias of the step.
-    """
-    kit.ask_of_field(generator, "temperature")
-    sampler = with_fields(generator, temperature=0.25, count=2000, steps=80, lr=0.1, mode="stacked")
-    x = propose(sampler, problems.gaussian()).candidates.x["x"]
-    mean = float(x.mean(0).abs().max())
-    variance = float(x.var(0).mean())
-    demand(mean <= 0.06, f"the mean is {mean:.3g} away from 0")
-    demand(
-        abs(variance - 0.25) <= 0.05,
-        f"the variance is {variance:.3g}; at temperature 0.25 it is 0.25",
     )

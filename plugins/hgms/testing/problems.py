@@ -288,11 +288,6 @@ def wells() -> Problem:
     return _of_x(1, lambda x: (x.square() - 1).square().sum() / 4)
 
 
-def gaussian() -> Problem:
-    """g = ½‖x‖² in two dimensions, from 0: exp(−g/λ) is a Gaussian of variance λ."""
-    return _of_x(2, lambda x: 0.5 * x.square().sum())
-
-
 def _of_x(size: int, loss: Of) -> Problem:
     """A lower loss of x only, from x = 0, with f = Σ x."""
     x = numbers([0.0] * size)

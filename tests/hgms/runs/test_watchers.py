@@ -1,4 +1,4 @@
-"""Watchers that end a run; a run that no longer gains."""
+"""Watchers that end a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.helpers import rejects
 from support.own_problems import Follow, bowl
 
 from hgms.plugins import Host
-from hgms.runs import Patience, RunResult, RunSettings, StopRun, run, trial_pruner
-from hgms_core import ConfigError, RunInfo
+from hgms.runs import RunResult, RunSettings, StopRun, run, trial_pruner
+from hgms_core import RunInfo
 
 
 def half(budget: str = "9 steps", **options: Any) -> RunResult:
@@ -53,27 +52,6 @@ def test_a_watcher_ends_the_run_which_is_finished_and_has_metrics(
     alone = half("3 steps")
     assert result.summary["metrics"] == alone.summary["metrics"]
     torch.testing.assert_close(result.theta, alone.theta, rtol=0, atol=0)
-
-
-def test_patience_ends_a_run_that_no_longer_gains(tmp_path: Path) -> None:
-    """The distance halves with every step: it gains less than 0.1 from the step on where it is
-    below 0.2.
-    """
-    start = half("1 steps").records[0]["metric.distance"]
-    gains = [start / 2 ** (step + 1) for step in range(20)]  # of step 1, 2, …
-    last = next(step for step, gain in enumerate(gains) if gain <= 0.1)  # the last step that counts
-    patience = Patience(metric="distance", steps=2, least=0.1)
-    result, again = (half("40 steps", watch=patience) for _ in range(2))
-    assert (result.summary["outer_steps"], result.summary["stopped_by"]) == (last + 2, "watch")
-    assert again.summary == result.summary, "one object may watch several runs, one after another"
-
-    broken = at(last + 1, ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):  # broken off one step before the end
-        half("40 steps", folder=tmp_path, settings={"checkpoint_seconds": 0}, watch=broken)
-    resumed = half("40 steps", folder=tmp_path, resume=True, watch=patience)
-    assert resumed.summary == result.summary, "a resumed run ends where an uninterrupted one does"
-    with rejects("missing-option", "higher_is_better", of=ConfigError):
-        Patience(metric="curious", steps=2)
 
 
 def test_a_study_of_optuna_prunes_in_one_line() -> None:

@@ -82,7 +82,7 @@ def test_a_module_that_ends_its_interpreter_is_told_and_another_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    for name, fresh in {"_started": {}, "_waiting": set(), "_seen": {}}.items():
+    for name, fresh in {"_waiting": set(), "_seen": {}}.items():
         monkeypatch.setattr(imports, name, fresh)
     (tmp_path / "ends.py").write_text("import os\nos.write(2, b'last word')\nos._exit(3)")
     (tmp_path / "goes_on.py").write_text("print('here')")
@@ -94,7 +94,6 @@ def test_a_module_that_ends_its_interpreter_is_told_and_another_one_starts(
     report = imports.observe("goes_on")
     assert (report["error"], report["printed"]) == ("", "here\n")
     assert imports.observe("goes_on") is report, "it is asked once"
-    imports._end()
 
 
 # --- the decorator, and what a class says of itself

@@ -17,8 +17,7 @@ def expected(component: CyclicalLangevin) -> dict[str, str]:
         "wells": (
             "without a sampling step descent stays where the gradient is 0, on the top "
             "between the wells"
-        ),
-        "moments": "without a sampling step nothing is sampled, whatever the temperature",
+        )
     }
 
 
