@@ -72,6 +72,7 @@ ALLOWED = {
         "branches": "the part that the kit takes first",
         "implicit": "the part that the kit takes first",
         "penalty": "a variable of the kit's own problems",
+        "carry_rule": "a field with one meaning in all generators",
     },
 }
 

@@ -42,7 +42,7 @@ def exercise(generator: Any, dtype: torch.dtype, variant: int) -> tuple[Any, Cal
         proposal = propose(generator, problem, start)
         candidates = proposal.candidates
         parts = {name: getattr(candidates, name) for name in ("x", "aux", "losses", "cost")}
-        return {**parts, "carried": proposal.carry(candidates.count - 1)}
+        return {**parts, "next": proposal.carry(candidates.count - 1)}
 
     return {"theta": theta, "x0": problem.x0, "start": start, "data": data}, call
 
