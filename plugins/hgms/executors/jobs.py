@@ -11,7 +11,7 @@ from attrs import Factory, define, evolve, field, frozen
 
 from hgms.runs import RunSettings
 from hgms_core import ConfigError, HgmsError, errors
-from hgms_core.validators import at_least, greater_than, optional
+from hgms_core.validators import at_least
 
 Tell = Callable[..., None]
 """``tell(event="step", share=0.5, …)``: report progress from a running function, as plain JSON
@@ -21,20 +21,16 @@ values.
 
 @frozen(kw_only=True)
 class Needs:
-    """Resources of a running job: ``memory`` in bytes, ``hours`` of wall time.
-
-    For an unknown amount (None), the executor receives no request.
+    """Resources of a running job.
 
     Examples
     --------
-    >>> Needs(cpus=2, memory=2**30)
-    Needs(cpus=2, gpus=0, memory=1073741824, hours=None)
+    >>> Needs(cpus=2)
+    Needs(cpus=2, gpus=0)
     """
 
     cpus: int = field(default=1, validator=at_least(1))
     gpus: int = field(default=0, validator=at_least(0))
-    memory: int | None = field(default=None, validator=optional(greater_than(0)))
-    hours: float | None = field(default=None, validator=optional(greater_than(0)))
 
     @classmethod
     def of_run(cls, settings: RunSettings) -> Needs:

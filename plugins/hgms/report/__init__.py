@@ -14,7 +14,7 @@ from hgms.report.curves import Curve
 from hgms.report.figures import COLOURS
 from hgms.report.formats import SUFFIXES, report, suffix, write
 from hgms.report.paper import draw_band, draw_curves, draw_mixtures, new_figure, save
-from hgms.report.pictures import plot_curves, plot_forests, plot_run, shown_in_notebook
+from hgms.report.pictures import plot_curves, plot_forests, shown_in_notebook
 from hgms.report.study import Section, Study
 from hgms_core import hookimpl
 
@@ -34,7 +34,6 @@ __all__ = [
     "new_figure",
     "plot_curves",
     "plot_forests",
-    "plot_run",
     "report",
     "save",
     "shown_in_notebook",

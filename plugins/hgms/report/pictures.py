@@ -1,4 +1,4 @@
-"""Pictures of results in a notebook: forest plots, curves of a comparison, curves of one run."""
+"""Pictures of comparisons in a notebook: forest plots and curves."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hgms.arguments import require
-from hgms.report.compute import build
-from hgms.report.paper import COLUMNS, curve_panels, main_curves, new_figure, plain
+from hgms.report.paper import COLUMNS, main_curves, new_figure, plain
 from hgms.report.study import Study
 from hgms.results import LIGHT, Forest, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from hgms.runs import RunResult
 
 
 def plot_forests(forests: Iterable[Forest | None]) -> Figure:
@@ -48,24 +45,6 @@ def forest_panels(forests: Sequence[Forest]) -> Figure:
 def plot_curves(study: Study) -> Figure:
     """Draw the main metric against seconds and oracle calls, one row per task."""
     return shown_in_notebook(main_curves(study))
-
-
-def plot_run(result: RunResult) -> Figure:
-    """Draw the upper loss and every metric of one run against seconds and oracle calls."""
-    with result.stored() as folder:
-        names = list(result.summary.get("metrics") or {})
-        [section] = build([folder], metrics=names).sections
-    rows = [(section, metric) for metric in section.drawn if section.curves("seconds", metric)]
-    require(
-        rows,
-        "nothing-to-do",
-        "the records contain neither an upper loss nor a metric, so the figure would be empty",
-    )
-    figure = curve_panels(rows, looks([entry.label for entry in section.entries]))
-    figure.suptitle(
-        plain(f"{result.info.method} on {result.info.task}, seed {result.info.seed}"), fontsize=9
-    )
-    return shown_in_notebook(figure)
 
 
 def shown_in_notebook(figure: Figure) -> Figure:

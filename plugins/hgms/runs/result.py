@@ -5,7 +5,6 @@ A remark warns, for example, that the weights were learned from an untrained mod
 
 from __future__ import annotations
 
-import contextlib
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,16 +110,6 @@ class RunResult:
         """
         return frame(self.records)
 
-    def plot(self) -> Any:
-        """Plot the upper loss and the metrics against seconds and oracle calls.
-
-        Raises
-        ------
-        MissingExtra
-            Without matplotlib.
-        """
-        return reporter().plot_run(self)
-
     def report(self, path: str | Path) -> Path:
         """Write the report of `hgms report` for this run.
 
@@ -131,16 +120,11 @@ class RunResult:
         HgmsError
             The errors of `hgms report`.
         """
-        with self.stored() as folder:
-            return Path(reporter().report([folder], path))
-
-    @contextlib.contextmanager
-    def stored(self) -> Iterator[Path]:
-        """Provide the folder of the run; a run in memory has a temporary one inside the context."""
         with tempfile.TemporaryDirectory() as place:
-            yield self.info.folder or write_run(
+            folder = self.info.folder or write_run(
                 Path(place), self.info, self.summary, self.records, self.diagnosis
             )
+            return Path(reporter().report([folder], path))
 
 
 def summarise(

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from support.executor_grids import begun_twice, contents, grid
 from support.helpers import rejects
 
 from hgms.comparison.run_grid import run_grid
-from hgms.executors.ray import executor as module
 from hgms.executors.ray.executor import Ray
 from hgms_core import ConfigError
 
@@ -25,24 +23,6 @@ pytestmark = pytest.mark.nightly
 @pytest.fixture(autouse=True, scope="module")
 def installed(home: Path) -> None:
     pytest.importorskip("ray")
-
-
-def test_a_ray_of_its_own_listens_on_the_loopback_address_only() -> None:
-    ray = Ray(jobs=1)
-    ray._start()
-    try:
-        own = psutil.Process()
-        listening = [
-            connection.laddr.ip
-            for process in [own, *own.children(recursive=True)]
-            for connection in process.net_connections(kind="inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-    finally:
-        ray.close()
-    assert len(listening) >= 4, "the driver, the control store and the node"
-    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
-    assert module.SWITCH not in os.environ, "another Ray of this process is as it was"
 
 
 def test_runs_of_a_node_that_is_gone_are_taken_up_by_another(

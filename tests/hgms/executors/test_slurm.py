@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.executor_grids import WALK, grid, steps
 from support.helpers import rejects
+from support.slurm_stand_in import SlurmHere
 
 from hgms.comparison.run_grid import run_grid
 from hgms.executors.slurm.executor import Slurm
@@ -31,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_whose_time_is_up_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     run_grid(grid(tmp_path / "alone", seeds=1, budget="60 steps"), jobs=0, progress=False)
-    executor = Slurm(cluster="local", jobs=1)
+    executor = SlurmHere(jobs=1)
 
     def interrupt() -> None:
         while (

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster, or on a Ray of this machine: the executor `ray`."""
+"""Jobs on a Ray cluster: the executor `ray`."""
 
 from __future__ import annotations
 

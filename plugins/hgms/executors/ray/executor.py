@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -35,13 +34,12 @@ PATIENCE = 60.0
 @reports_errors
 @define(eq=False, field_transformer=read_by_annotation)
 class Ray:
-    """Tasks of Ray, one per job, with the CPUs, GPUs and memory that the job needs.
+    """Tasks of Ray, one per job, with the CPUs and GPUs that the job needs.
 
-    ``address`` is ``HOST:PORT`` of a cluster, or ``auto`` for the cluster on this machine. None
-    starts a temporary cluster here: on the loopback address, without a dashboard, with Ray's token
-    authentication. ``jobs`` is the number of simultaneous jobs; None: as many as fit in the
-    cluster. Ray itself does not resume jobs. The caller submits a lost run a second time, and it
-    resumes from its folder, which must be on a disk that all machines share.
+    ``address`` is ``HOST:PORT`` of a cluster, or ``auto`` for the cluster on this machine.
+    ``jobs`` is the number of simultaneous jobs; None: as many as fit in the cluster. Ray itself
+    does not resume jobs. The caller submits a lost run a second time, and it resumes from its
+    folder, which must be on a disk that all machines share.
 
     Raises
     ------
@@ -54,11 +52,10 @@ class Ray:
 
     name: ClassVar[str] = "ray"
 
-    address: str | None = None
+    address: str = "auto"
     jobs: int | None = field(default=None, validator=optional(at_least(1)))
     _ray: Any = field(default=None, init=False)
     _task: Any = field(default=None, init=False)
-    _restore: contextlib.ExitStack = field(factory=contextlib.ExitStack, init=False)
 
     def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
         self._start()
@@ -84,51 +81,37 @@ class Ray:
         if self._ray is not None:
             self._ray.shutdown()
             self._ray = None
-            self._restore.close()
 
     def _start(self) -> None:
         if self._ray is not None:
             return
         ray = optional_module("ray", "the executor 'ray'", "ray", place=("--executor",))
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        local: dict[str, Any] = (
-            {"include_dashboard": False, "num_cpus": self.jobs} if self.address is None else {}
-        )
-        where = "local" if self.address is None else self.address
-        _ensure_answer(where)
-        before = os.umask(0o077)  # only the user may read the token that Ray writes
+        _ensure_answer(self.address)
         try:
-            if self.address is None:
-                self._restore.enter_context(_on_loopback())
             ray.init(
-                address=where,
+                address=self.address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 namespace="hgms",
-                **local,
             )
         except (ConnectionError, ValueError) as error:
-            self._restore.close()
-            raise _nobody(where, error) from error
+            raise _nobody(self.address, error) from error
         except RuntimeError as error:
-            self._restore.close()
             raise ConfigError(
                 "no-cluster",
-                f"Ray at {where} cannot be used from this machine: {first_line(error)[:200]}",
+                f"Ray at {self.address} cannot be used from this machine: "
+                f"{first_line(error)[:200]}",
                 place=("executor", "address"),
             ) from error
-        finally:
-            os.umask(before)
         _keep_quiet()
         self._ray = ray
         self._task = ray.remote(run_message)
 
     def _submit(self, job: Job) -> Any:
         needs = job.needs
-        options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_retries": 0}
-        if needs.memory is not None:
-            options["memory"] = needs.memory
-        return self._task.options(name=job.title, **options).remote(pack_job(job))
+        return self._task.options(
+            name=job.title, num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0
+        ).remote(pack_job(job))
 
     def _ending(self, job: Job, task: Any) -> Ending:
         try:
@@ -156,7 +139,7 @@ class Ray:
 
 def _ensure_answer(where: str) -> None:
     """Check that the machine replies; Ray itself would retry for minutes."""
-    if where in ("local", "auto"):
+    if where == "auto":
         return
     host, _, port = where.rpartition(":")
     try:
@@ -171,35 +154,8 @@ def _nobody(where: str, error: Exception) -> ConfigError:
         "no-cluster",
         f"Ray does not run at {where}: {first_line(error)[:200]}",
         place=("executor", "address"),
-        hint=f"start it (ray start --head, {how}), or omit --address to start it automatically",
+        hint=f"start it (ray start --head, {how})",
     )
-
-
-SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's switch for the addresses that it listens on.
-
-It is named after the systems on which the loopback address is the default. Ray reads the variable
-at import, and its processes inherit it.
-"""
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Make a Ray cluster that starts inside the context listen on the loopback address only."""
-    from ray._private import ray_constants
-
-    variable = os.environ.get(SWITCH)
-    constant = ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[SWITCH] = "0"
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = constant
-        if variable is None:
-            os.environ.pop(SWITCH, None)
-        else:
-            os.environ[SWITCH] = variable
 
 
 def _keep_quiet() -> None:

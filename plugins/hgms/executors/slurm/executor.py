@@ -10,12 +10,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from attrs import define, field
 
 from hgms.executors import Ending, Job, Report, ending_of, pack_job, run_message
-from hgms.executors.slurm.stand_in import stand_in
 from hgms.packages import optional_module
 from hgms.runs import leave
 from hgms_core import ConfigError
@@ -35,10 +34,9 @@ PATIENCE = 60.0
 class Slurm:
     """Batch jobs of SLURM, at most ``jobs`` of them in the queue at a time.
 
-    ``partition``, ``account`` and ``qos`` are SLURM's. ``hours`` is the time limit of jobs that do
-    not state one. At the time limit the job is requeued and resumes from its checkpoint. ``folder``
-    stores submitit's scripts, logs and pickles; no other user can read it. ``cluster = "local"``
-    runs the batch jobs as processes of this machine, for a test.
+    ``partition``, ``account`` and ``qos`` are SLURM's. ``hours`` is the time limit of a job. At
+    the time limit the job is requeued and resumes from its checkpoint. ``folder``
+    stores submitit's scripts, logs and pickles; no other user can read it.
 
     Raises
     ------
@@ -57,7 +55,6 @@ class Slurm:
     qos: str | None = None
     hours: float = field(default=4.0, validator=greater_than(0))
     folder: str = ".hgms-slurm"
-    cluster: Literal["slurm", "local"] = "slurm"
     _running: dict[Any, Job] = field(factory=dict, init=False)
 
     def carry_out(self, jobs: Iterable[Job], report: Report) -> Iterator[Ending]:
@@ -73,7 +70,7 @@ class Slurm:
                 for task in ended:
                     yield self._ending(submitit, running.pop(task), task)
                 if not ended:
-                    time.sleep(LOOK if self.cluster == "slurm" else 0.1)
+                    time.sleep(LOOK)
         except KeyboardInterrupt:
             self._interrupt()
             raise
@@ -89,26 +86,19 @@ class Slurm:
         needs = job.needs
         folder = Path(self.folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        hours = needs.hours or self.hours
         settings: dict[str, Any] = {
             "name": "hgms",
-            "timeout_min": max(1, round(60 * hours)),
+            "timeout_min": max(1, round(60 * self.hours)),
             "cpus_per_task": needs.cpus,
             "tasks_per_node": 1,
             "gpus_per_node": needs.gpus,
             "slurm_partition": self.partition,
             "slurm_account": self.account,
             "slurm_qos": self.qos,
-            "mem_gb": None if needs.memory is None else max(1, -(-needs.memory // 2**30)),
         }
         before = os.umask(0o077)  # no other user may write to submitit's pickles
         try:
-            local = self.cluster == "local"
-            executor = (
-                stand_in(submitit, folder)
-                if local
-                else submitit.AutoExecutor(folder=folder, cluster=self.cluster)
-            )
+            executor = self._queue(submitit, folder)
             executor.update_parameters(
                 **{key: value for key, value in settings.items() if value is not None}
             )
@@ -128,6 +118,9 @@ class Slurm:
             ) from error
         finally:
             os.umask(before)
+
+    def _queue(self, submitit: Any, folder: Path) -> Any:
+        return submitit.AutoExecutor(folder=folder, cluster="slurm")
 
     def _ending(self, submitit: Any, job: Job, task: Any) -> Ending:
         try:

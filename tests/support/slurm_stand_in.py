@@ -1,6 +1,5 @@
-"""Local processes in place of batch jobs: submitit's substitute for SLURM.
-
-Ctrl-C on the terminal does not reach these processes.
+"""The executor `slurm` with processes of this machine in place of batch jobs: a plugin, by
+submitit's substitute for SLURM. Ctrl-C on the terminal does not reach these processes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from attrs import define
+
+from hgms.executors.slurm.executor import Slurm
+from hgms_core import hookimpl
 
 
 def stand_in(submitit: Any, folder: Path) -> Any:
@@ -61,3 +65,16 @@ def stand_in(submitit: Any, folder: Path) -> Any:
                 self._process.send_signal(signal.SIGTERM)
 
     return StandIn(folder)
+
+
+@define(eq=False)
+class SlurmHere(Slurm):
+    name: ClassVar[str] = "slurm-here"
+
+    def _queue(self, submitit: Any, folder: Path) -> Any:
+        return stand_in(submitit, folder)
+
+
+@hookimpl
+def hgms_register_executors() -> list[type[Any]]:
+    return [SlurmHere]
