@@ -79,15 +79,7 @@ def test_a_killed_workers_run_is_taken_up_again(
     assert steps(tmp_path / name) == steps(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_ctrl_c_saves_what_is_under_way(
-    name: str, address: str, tmp_path: Path, terminal: bool
-) -> None:
-    """Of a terminal, where every process of the group hears it, or of a batch system, which
-    tells the first alone.
-    """
-    if terminal and name == "ray":
-        pytest.skip("Ray's workers are in a group of their own")
+def test_ctrl_c_saves_what_is_under_way(name: str, address: str, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(
         'budget = "400 steps"\nseeds = 2\nbaselines = false\ntask = ["bowl"]\n'
         '[run]\nout = "runs"\nthreads = 1\n'
@@ -100,7 +92,7 @@ def test_ctrl_c_saves_what_is_under_way(
     process = started(tmp_path, *words, *own[name], start_new_session=True)
     while sum(path.read_bytes().count(b"\n") >= 5 for path in tmp_path.rglob("steps.jsonl")) < 2:
         assert process.poll() is None, process.communicate()
-    (os.killpg if terminal else os.kill)(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=90)
     assert (process.returncode, out) == (130, ""), err
     assert "run the same command again to resume" in err
