@@ -1,5 +1,4 @@
-"""One rank of `test_derivatives_on_ranks.py`: derivatives of a loss by parts, and of the whole.
-
+"""One rank of `test_sharded_model.py`: derivatives of a loss by parts beside those of the whole.
 Arguments: rank, ranks, address.
 """
 

@@ -16,6 +16,7 @@ from hgms_core import Key, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recompute
 from hgms_mix.lm.passes import needed_lengths, passes, start_tokens
+from hgms_mix.lm.sharding import FIRST_ORDER, FirstDerivative, Sharded
 
 LOGITS = 2**26
 """The number of logits in memory at a time (a quarter of a gigabyte in float32)."""
@@ -37,6 +38,10 @@ class LanguageModel:
     again in the backward pass, so activations of one pass are in memory at a time. Passes have the
     full width if dropout masks are drawn, or if torch.func transforms the model (a Hessian
     product). ``tokens`` counts the processed tokens.
+
+    ``parts`` is set if the base is split across ranks. All ranks must then call this model equally
+    often: a batch has a number of passes that depends on ``rows`` and not on the lengths of its
+    rows.
     """
 
     model: Any
@@ -45,6 +50,7 @@ class LanguageModel:
     plain_head: bool = True
     quantised: bool = False
     start_tokens: int = 0
+    parts: Any = None
     tokens: dict[str, int] = Factory(lambda: {"forward_tokens": 0, "backward_tokens": 0})
 
     @classmethod
@@ -57,12 +63,21 @@ class LanguageModel:
         rows: int | None = None,
         checkpointing: bool = False,
     ) -> LanguageModel:
+        parts = model if isinstance(model, Sharded) else None
+        model = model if parts is None else parts.model
         adapters = None if spec is None else Adapters.on(model, spec, length)
         quantised = any(not leaf.is_floating_point() for leaf in model.parameters())
         if checkpointing:
             checkpoint_layers(model, adapters)
-        language = cls(model, adapters, rows, quantised=quantised, start_tokens=start_tokens(model))
-        language.plain_head = language._head_is_plain()
+        language = cls(
+            model,
+            adapters,
+            rows,
+            quantised=quantised,
+            start_tokens=start_tokens(model),
+            parts=parts,
+        )
+        language.plain_head = language._gather(language._head_is_plain)
         return language
 
     def start(self, key: Key, dtype: torch.dtype) -> Tree:
@@ -88,7 +103,7 @@ class LanguageModel:
             back = None
         else:
             lengths = needed_lengths(mask)
-            order, cut = passes(lengths, self.start_tokens, self.rows)
+            order, cut = passes(lengths, self.start_tokens, self.rows, equal=self.parts is not None)
             by_length = order.unsqueeze(-1).expand_as(tokens)
             tokens, mask = (leaf.gather(-2, by_length) for leaf in (tokens, mask))
             back = order.argsort(dim=-1)
@@ -127,6 +142,8 @@ class LanguageModel:
         *rest: Any,
     ) -> Tensor:
         """Compute ``function(tokens, *rest)`` of the model with adapters, or parameters, x."""
+        if self.parts is not None and _is_transformed():
+            raise FIRST_ORDER.at()
         # The kernels of quantised weights drop tangents without an error: the derivative would
         # be 0.
         require(
@@ -144,9 +161,19 @@ class LanguageModel:
         with twice_differentiable_attention() if _is_transformed() else contextlib.nullcontext():
             if self.adapters is not None:
                 with self.adapters.use(Active(x, seeds)):
-                    return function(tokens, *rest)
+                    return self._gather(function, tokens, *rest)
             parameters = {f"model.{name}": leaf for name, leaf in x.items()}
             return torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
+
+    def _gather(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Compute ``function(*args)`` while the model's modules may be called."""
+        if self.parts is None:
+            return function(*args)
+        result: Any = self.parts(function, *args)
+        if isinstance(result, Tensor) and result.requires_grad:
+            return FirstDerivative.apply(result)  # the backward pass frees the gathered parts
+        self.parts.reshard()
+        return result
 
     def _count(self, x: Tree, tokens: Tensor) -> None:
         """Count the tokens, with padding, of one forward pass.

@@ -27,6 +27,7 @@ from hgms.arguments import require
 from hgms_core import ConfigError, Key, Tree, component
 from hgms_core.validators import at_least, less_than, positive
 from hgms_mix.lm.hub import transformers_quietly
+from hgms_mix.lm.sharding import layers_of
 
 TARGETS = ("task", "adapter", "targets")
 """The place of the targets in the configuration."""
@@ -348,11 +349,8 @@ def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> None:
     The recomputation uses the adapters (or parameters) of the first computation.
     They are passed to it, since they are no longer installed by then.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.forward = _checkpoint_layer(layer, layer.forward, adapters)
+    for layer in layers_of(model):
+        layer.forward = _checkpoint_layer(layer, layer.forward, adapters)
 
 
 def _checkpoint_layer(

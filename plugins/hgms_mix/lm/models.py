@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, final
 
@@ -18,6 +19,7 @@ from hgms_core.errors import OutOfMemory, Place, unknown_name
 from hgms_core.torch_errors import out_of_memory
 from hgms_mix.lm.files import without_expansion
 from hgms_mix.lm.hub import may_run_code, resolve_name, transformers_quietly
+from hgms_mix.lm.sharding import ensure_ranks, shard_model
 
 MODEL = ("task", "model")
 """The place of a model in the configuration."""
@@ -52,6 +54,10 @@ class BaseModel:
         it, else eager.
     quantize
         ``4bit`` stores the frozen weights in NF4 (bitsandbytes, needs a GPU).
+    shard
+        Split the frozen weights evenly across the ranks of a run (``run.ranks``), and gather a
+        layer when a pass reaches it. This needs less memory and more communication. Requires an
+        adapter, and a hypergradient of first order.
     trust_remote_code
         The model contains Python code. The code runs only if the command also permits it
         (``--trust-remote-code``; from Python HGMS_TRUST_REMOTE_CODE=1). Never permit it for a model
@@ -74,9 +80,17 @@ class BaseModel:
     dtype: Dtype = "auto"
     attention: Attention = "auto"
     quantize: Literal["4bit"] | None = None
+    shard: bool = False
     trust_remote_code: bool = False
 
     def __attrs_post_init__(self) -> None:
+        require(
+            not self.shard or self.quantize is None,
+            "conflicting-options",
+            f"shard = true and quantize={self.quantize!r} exclude each other",
+            place=("shard",),
+            hint="remove one of them",
+        )
         either = "set path to a folder or a name on the Hub, or config to an architecture to build"
         require(
             self.path is None or self.config is None,
@@ -148,15 +162,19 @@ class BaseModel:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         vocabulary: int | None = None,
+        *,
+        sharded: bool = False,
     ) -> nn.Module:
         """Load the model on the device, frozen and in evaluation mode.
 
-        ``dtype`` is the fallback of ``auto``.
+        ``dtype`` is the fallback of ``auto``. ``sharded``: split across the ranks of torch's
+        process group; the result is a :class:`~hgms_mix.lm.sharding.Sharded`. All ranks must then
+        call this. Only rank 0 reads the weights, completely and into CPU memory.
 
         Raises
         ------
         ConfigError
-            For a model that cannot be loaded, or a device without NF4.
+            For a model that cannot be loaded, a device without NF4, or one rank.
         """
         require(
             self.quantize is None or (device.type == "cuda" and self.path is not None),
@@ -169,13 +187,24 @@ class BaseModel:
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported() and dtype == torch.float32
         usual = torch.bfloat16 if fast else dtype
         weights = usual if self.dtype == "auto" else getattr(torch, self.dtype)
+        load = functools.partial(self._load, weights=weights, vocabulary=vocabulary)
+        if not sharded:
+            return load(device)
+        ensure_ranks()
+        whole, outline = (functools.partial(load, torch.device(kind)) for kind in ("cpu", "meta"))
+        return shard_model(whole, outline, device)
+
+    def _load(
+        self, device: torch.device, weights: torch.dtype, vocabulary: int | None
+    ) -> nn.Module:
+        """Load the model; on the meta device its outline, without the weights."""
         transformers = transformers_quietly()
         options: dict[str, Any] = {"dtype": weights}
         if self.attention != "auto":
             options["attn_implementation"] = self.attention
         try:
             model = (
-                self._build(transformers, options, vocabulary)
+                self._build(transformers, options, vocabulary, device)
                 if self.path is None
                 else self._read(transformers, options, device)
             )
@@ -202,6 +231,12 @@ class BaseModel:
         trust = may_run_code(self.trust_remote_code, self.path)
         where = resolve_name(self.path, "model", (*MODEL, "path"))
         which = {"revision": self.revision, "trust_remote_code": trust}
+        if device.type == "meta":
+            config = transformers.AutoConfig.from_pretrained(where, **which)
+            with device:
+                return transformers.AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=trust, **options
+                )
         if self.quantize is not None:
             options |= {
                 "quantization_config": _four_bit(transformers, options["dtype"]),
@@ -209,7 +244,13 @@ class BaseModel:
             }
         return transformers.AutoModelForCausalLM.from_pretrained(where, **which, **options)
 
-    def _build(self, transformers: Any, options: dict[str, Any], vocabulary: int | None) -> Any:
+    def _build(
+        self,
+        transformers: Any,
+        options: dict[str, Any],
+        vocabulary: int | None,
+        device: torch.device,
+    ) -> Any:
         assert self.config is not None
         fields = dict(self.config)
         kind = fields.pop("model_type")
@@ -217,9 +258,13 @@ class BaseModel:
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         sizes = {"vocab_size": vocabulary} if vocabulary is not None else {}
         config = transformers.AutoConfig.for_model(kind, **{**ends, **sizes, **fields})
+        make = functools.partial(transformers.AutoModelForCausalLM.from_config, config, **options)
+        if device.type == "meta":
+            with device:
+                return make()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(Key(self.seed).fold("model").derive() % 2**32)
-            return transformers.AutoModelForCausalLM.from_config(config, **options)
+            return make()
 
     def _load_error(self, error: Exception) -> ConfigError:
         if self.path is None:

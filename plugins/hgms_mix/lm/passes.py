@@ -51,12 +51,15 @@ def needed_lengths(mask: Tensor) -> Tensor:
 
 
 def passes(
-    lengths: Tensor, start: int, most: int | None = None
+    lengths: Tensor, start: int, most: int | None = None, *, equal: bool = False
 ) -> tuple[Tensor, list[tuple[int, int, int]]]:
     """Return the order of a batch's rows and its passes.
 
     The order is by length, for each candidate of ``[N, B]`` lengths. The passes are (first, last,
     width) of positions in that order. A pass has at most ``most`` rows of a candidate.
+
+    ``equal``: the number of passes, ⌈B / most⌉, depends only on the number of rows. Ranks whose
+    batches differ in lengths then go through the model equally often.
 
     Notes
     -----
@@ -67,11 +70,16 @@ def passes(
     >>> order, cut = passes(torch.tensor([9, 2, 10, 2, 3]), start=4)
     >>> order.tolist(), cut
     ([1, 3, 4, 0, 2], [(0, 3, 3), (3, 5, 10)])
+    >>> passes(torch.tensor([9, 2, 10, 2, 3]), start=4, most=2, equal=True)[1]
+    [(0, 2, 2), (2, 4, 9), (4, 5, 10)]
     """
     ordered, order = lengths.sort(dim=-1, stable=True)
     widths = ordered.reshape(-1, lengths.shape[-1]).amax(0).cpu().numpy().astype(np.int64)
     count = len(widths)
-    ends = _cheapest_ends(widths, lengths.numel() // max(count, 1), start, most or count)
+    if equal:
+        ends = [*range(0, count, most or count), count]
+    else:
+        ends = _cheapest_ends(widths, lengths.numel() // max(count, 1), start, most or count)
     return order, [(first, last, int(widths[last - 1])) for first, last in itertools.pairwise(ends)]
 
 

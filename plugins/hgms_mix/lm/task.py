@@ -20,8 +20,8 @@ from hgms.arguments import errors_at, require
 from hgms.config import lowering, validation_shares
 from hgms.store import cache_folder
 from hgms_core import HgmsError, Key, Problem, Sources, Tree, component, roles
-from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance
-from hgms_core.validators import at_least, optional_positive
+from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
+from hgms_core.validators import at_least, optional, optional_positive
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
@@ -40,6 +40,7 @@ from hgms_mix.lm.losses import (
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.overlaps import overlap_warning
 from hgms_mix.lm.rows import Index, index_of
+from hgms_mix.lm.sharding import ensure_ranks
 from hgms_mix.lm.sources import Source, check_names, mixture_shares
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.table import TokenTable, check_fits, skipped_rows
@@ -144,7 +145,7 @@ class SourceMixture:
     """
 
     name: ClassVar[str] = "source-mixture"
-    capabilities: ClassVar[Capabilities] = frozenset({HasData, HasTestingInstance})
+    capabilities: ClassVar[Capabilities] = frozenset({HasData, HasTestingInstance, Sharded})
     version: ClassVar[str] = "1"
     metric_rows: ClassVar[Mapping[str, str]] = {"validation_loss": "validation"}
     metrics: ClassVar[Mapping[str, bool]] = _Metrics()  # type: ignore[assignment]
@@ -194,6 +195,18 @@ class SourceMixture:
             mixture_shares(self.reference, self.sources, "reference")
         if not isinstance(self.prior, str):
             mixture_shares(self.prior, self.sources, "prior")
+        require(
+            not self.model.shard or self.adapter is not None,
+            "missing-option",
+            "model.shard = true requires an adapter: it splits a frozen base",
+            place=("adapter",),
+            hint="add an adapter, or remove model.shard",
+        )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank of a run stores only a part of the base."""
+        return self.model.shard
 
     def memory_hints(self) -> list[str]:
         """Return options that reduce memory without changing a result."""
@@ -337,11 +350,13 @@ class SourceMixture:
     def language_model(
         self, tokenizer: Any, device: torch.device, dtype: torch.dtype
     ) -> LanguageModel:
-        base = self.model.load(device, dtype, len(tokenizer))
+        base = self.model.load(device, dtype, len(tokenizer), sharded=self.sharded)
         options: Any = {"rows": self.micro_batch, "checkpointing": self.checkpointing}
         return LanguageModel.of(base, self.adapter, length=self.max_length, **options)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
+        if self.sharded:
+            ensure_ranks()
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
         everything = {"sources": pool} | {

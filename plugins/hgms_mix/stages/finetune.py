@@ -30,6 +30,13 @@ def ensure_supported(config: MixConfig) -> None:
     settings = config.finetune
     if settings.model is None:
         return
+    require(
+        not settings.model.shard,
+        "not-supported",
+        "shard=True requires ranks, but one process fine-tunes",
+        place=("finetune", "model", "shard"),
+        hint="remove it, or train on the exported sample (hgms mix export)",
+    )
     from hgms_mix.lm import template_for
 
     template_for(model.task.template, model.tokenizer)

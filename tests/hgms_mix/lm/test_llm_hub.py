@@ -132,9 +132,11 @@ def test_a_quantised_base_needs_a_gpu_and_a_package(
         load(base, "cuda")()
 
 
-def test_contents_that_cannot_be_read_are_named(
+def test_one_rank_alone_holds_no_part_and_contents_that_cannot_be_read_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with rejects("not-supported", *MODEL, "shard", of=ConfigError):
+        spec("gpt2").load(CPU, sharded=True)
     (tmp_path / "config.json").write_text("{}")
     base = BaseModel(path=str(tmp_path), tokenizer="bytes")
     monkeypatch.setattr(models, "file_digest", Mock(side_effect=PermissionError(13, "denied")))

@@ -153,7 +153,11 @@ def test_rows_by_number_are_of_the_sources_that_are_named(files: dict[str, Sourc
     assert task.tables_at(tokenizer, "sources", {"sums": torch.arange(4)}) == {}
 
 
-def test_a_mixture_is_of_two_sources(files: dict[str, Source]) -> None:
+def test_a_mixture_is_of_two_sources_and_a_base_in_parts_has_an_adapter(
+    files: dict[str, Source],
+) -> None:
     task = task_of(files)
     with rejects("wrong-length", "sources", of=ConfigError):
         evolve(task, sources={"sums": files["sums"]})
+    with rejects("missing-option", "adapter", of=ConfigError):
+        evolve(task, adapter=None, model=evolve(task.model, shard=True))

@@ -19,7 +19,7 @@ from hgms_core import ConfigError
 from hgms_core.errors import OutOfMemory
 from hgms_mix.stages import uncertainty
 from hgms_mix.stages.config import load
-from hgms_mix.stages.finetune import chosen_rows
+from hgms_mix.stages.finetune import chosen_rows, ensure_supported
 from hgms_mix.stages.mix import STAGES, runner_of
 from hgms_mix.stages.reweight import reweight
 from hgms_mix.stages.settings import Finetune, Resampling
@@ -48,6 +48,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     begin(MIX)
     return tmp_path
+
+
+def test_a_sharded_model_to_fine_tune_is_rejected(here: Path) -> None:
+    model = "{config={model_type='gpt2', n_embd=8, n_head=2}, tokenizer='bytes', shard=true}"
+    config = load(Path("mix.toml"), [f"finetune.model={model}"])
+    with rejects("not-supported", "finetune", "model", "shard", of=ConfigError):
+        ensure_supported(config)
 
 
 @pytest.mark.parametrize(
