@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+import numpy as np
 from attrs import field, frozen
 
 from hgms.comparison.cell import Ending
@@ -21,6 +22,9 @@ from hgms_core.errors import CheckpointError, one_of, unknown_name
 
 if TYPE_CHECKING:
     import pandas
+
+ALIKE = "equal candidates"
+"""The note for a method with candidates that never differed."""
 
 
 @frozen(kw_only=True)
@@ -217,6 +221,11 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Notes that the tables do not contain, such as missing results."""
         lines = self._of_tables()
+        if any(ALIKE in row.notes for table in self.tables for row in table.rows):
+            lines.append(
+                f"{ALIKE}: they never differed, so nothing was selected; the generator's noise "
+                "distinguishes them"
+            )
         lines += [f"{task}: {note}" for task, notes in self.execution.items() for note in notes]
         tasks = {
             cell.task: cell.config.task
@@ -282,13 +291,19 @@ def gather(
     """
     cells = list(cells)
     runs: dict[str, dict[str, list[StoredRun]]] = {}
+    alike: dict[tuple[str, str], bool] = {}
     failures: list[Failure] = []
     for cell in cells:
         done = runs.setdefault(cell.task, {}).setdefault(cell.method, [])
         status, reason = ("done", None) if cell.path in finished else cell.state()
         if status == "done":
             try:
-                done.append(read_run(cell.path))
+                run = read_run(cell.path)
+                pair = cell.task, cell.method
+                # one run with differing candidates is enough; other runs may have many rows
+                if alike.get(pair, True):
+                    alike[pair] = _alike(run.columns(["gap"])["gap"][1:])
+                done.append(run)
                 continue
             except CheckpointError as error:
                 status, reason = "damaged", error
@@ -309,6 +324,7 @@ def gather(
     lost = group_values(((failure.task, failure.method), failure.seed) for failure in failures)
     tables = []
     for task, by_method in runs.items():
+        notes = {method: [ALIKE] * alike.get((task, method), False) for method in by_method}
         tables.append(
             table(
                 by_method,
@@ -319,6 +335,7 @@ def gather(
                     grid.metrics[task]
                 ],
                 failed={method: lost.get((task, method), []) for method in by_method},
+                notes=notes,
             )
         )
     return Comparison(
@@ -332,3 +349,12 @@ def gather(
         runs=[run for by_method in runs.values() for group in by_method.values() for run in group],
         cells=cells,
     )
+
+
+def _alike(gaps: np.ndarray) -> bool:
+    """Return whether a run had several candidates that never differed.
+
+    Such a run did not select anything. With one candidate the gap is infinite, and other methods
+    have no gap. Both are read as NaN.
+    """
+    return gaps.dtype != object and len(gaps) > 0 and bool((gaps == 0).all())

@@ -408,6 +408,7 @@ def table(
     task: str = "",
     higher_is_better: bool | None = True,
     failed: Mapping[str, Collection[int]] | None = None,
+    notes: Mapping[str, Sequence[str]] | None = None,
 ) -> Table:
     """Compute means over seeds, and paired differences in ``metric``.
 
@@ -448,6 +449,7 @@ def table(
         for label, group in runs.items()
     }
     failed = failed or {}
+    notes = notes or {}
     measured = {
         label: {point.seed: point.metrics.get(metric, math.nan) for point in group}
         for label, group in points.items()
@@ -500,7 +502,7 @@ def table(
     for label in sorted(points, key=lambda label: ORDER.index(roles[label])):
         group = points[label]
         names = dict.fromkeys(name for point in group for name in point.metrics)
-        remarks: list[str] = []
+        remarks = list(notes.get(label, ()))
         ahead = None
         if whys[label]:
             if whys[label] != of_all:  # else a remark on the whole table states this reason
