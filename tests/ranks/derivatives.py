@@ -1,4 +1,5 @@
 """One rank of `test_sharded_model.py`: derivatives of a loss by parts beside those of the whole.
+
 Arguments: rank, ranks, address.
 """
 

@@ -21,7 +21,7 @@ from hgms.config import lowering, validation_shares
 from hgms.store import cache_folder
 from hgms_core import HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
-from hgms_core.validators import at_least, optional, optional_positive
+from hgms_core.validators import at_least, optional_positive
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.language import LanguageModel
 from hgms_mix.lm.lora import Lora
