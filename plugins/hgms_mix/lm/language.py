@@ -224,6 +224,8 @@ class LanguageModel:
         pieces = [slice(first, first + step) for first in range(0, len(target), step)]
         if torch.is_grad_enabled() and hidden.requires_grad:
             weights = dict(head.named_parameters())
+            if not any(leaf.requires_grad for leaf in weights.values()):
+                return _InPieces.apply(hidden, target, self._score, pieces)
             # At the time of the second run the model has its original weights.
             return torch.cat(
                 [recompute(self._score, hidden[piece], target[piece], weights) for piece in pieces]
@@ -278,6 +280,50 @@ class LanguageModel:
             whole = self.model(input_ids=probe, use_cache=False).logits
             own = self._logits(self._body(probe))
         return bool(torch.allclose(whole.to(own.dtype), own, rtol=1e-3, atol=1e-3))
+
+
+class _InPieces(torch.autograd.Function):
+    """The losses of a frozen head, computed for a group of positions at a time.
+
+    The loss of a position depends only on that position. Its gradient is computed while its logits
+    exist, so that no logits are stored or recomputed. For a second derivative, the plain graph is
+    used.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        target: Tensor,
+        scored: Callable[[Tensor, Tensor], Tensor],
+        pieces: list[slice],
+    ) -> Tensor:
+        losses = []
+        slopes = []
+        # Hooks for saved tensors (a surrounding checkpoint) must not apply to the inner graph.
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
+        ):
+            for piece in pieces:
+                leaf = hidden[piece].detach().requires_grad_()
+                loss = scored(leaf, target[piece])
+                slopes.append(torch.autograd.grad(loss.sum(), leaf)[0])
+                losses.append(loss.detach())
+        ctx.scored = scored
+        ctx.pieces = pieces
+        ctx.save_for_backward(hidden, target, torch.cat(slopes))
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, target, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            losses = torch.cat([ctx.scored(hidden[piece], target[piece]) for piece in ctx.pieces])
+            (product,) = torch.autograd.grad(losses, hidden, grad, create_graph=True)
+        else:
+            product = (grad.unsqueeze(-1) * slope).to(hidden.dtype)
+        return product, None, None, None
 
 
 class _Call(nn.Module):
