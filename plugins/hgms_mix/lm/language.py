@@ -133,6 +133,15 @@ class LanguageModel:
             return recompute(self._call, *arguments)
         return self._call(*arguments)
 
+    def logits(
+        self, x: Tree, tokens: Tensor, mask: Tensor, seeds: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Return the logits for the masked tokens of rows ``[B, T]``, row after row.
+
+        The result is ``[n, V]``, computed in one pass.
+        """
+        return self._call(self._wanted_logits, x, seeds, tokens, mask[:, 1:])
+
     def _call(
         self,
         function: Callable[..., Tensor],
@@ -209,6 +218,11 @@ class LanguageModel:
         return torch.zeros(len(tokens), dtype=losses.dtype, device=losses.device).index_add(
             0, row, losses
         )
+
+    def _wanted_logits(self, tokens: Tensor, wanted: Tensor) -> Tensor:
+        if not self.plain_head:
+            return _float(self.model(input_ids=tokens[:, :-1], use_cache=False).logits[wanted])
+        return self._logits(self._body(tokens[:, :-1])[wanted])
 
     def head_losses(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Return −log p of each target from the body's hidden state at its position.

@@ -15,6 +15,7 @@ from hgms_core import Batch, Data, Key, Tree
 from hgms_core.capabilities import (
     Capabilities,
     GivesRepresentations,
+    HasOutputs,
     NotStackable,
     StacksCandidates,
 )
@@ -57,6 +58,21 @@ class Rows:
         if seeds is not None and stacked and not own:
             seeds = seeds * count  # all candidates use the mask of a single candidate
         return self._mean_losses(*self.model.nll(x, tokens, mask, seeds), batch)
+
+    def logits(self, x: Tree, batch: Batch) -> Tensor:
+        """Return the logits of the scored tokens, ``[n, V]``, with the batch's dropout."""
+        return self.model.logits(x, batch["tokens"], batch["mask"], self._seeds(batch, True))
+
+    def of_logits(self, z: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of each row from its logits."""
+        wanted = batch["mask"][:, 1:]
+        target = batch["tokens"][:, 1:]
+        losses = functional.cross_entropy(z, target[wanted], reduction="none")
+        row = wanted.nonzero(as_tuple=True)[0]
+        summed = torch.zeros(len(wanted), dtype=losses.dtype, device=losses.device).index_add(
+            0, row, losses
+        )
+        return self._mean_losses(summed, wanted.sum(-1), batch)
 
     def _mean_losses(self, summed: Tensor, number: Tensor, batch: Batch) -> Tensor:
         if self.average == "example":
@@ -139,11 +155,21 @@ class MixtureLoss:
 
     @property
     def capabilities(self) -> Capabilities:
-        return _stacking(self.rows)
+        return _stacking(self.rows) | {HasOutputs}
 
     def stacked_losses(self, theta: Tree, x: Tree, batch: Batch, own_batch: bool) -> Tensor:
         losses = self.rows(x, batch, dropout=True, stacked=True, own=own_batch)
         return self._mix(theta, losses, batch["source"].expand(losses.shape))
+
+    def outputs(self, x: Tree, batch: Batch) -> Tensor:
+        """Return the logits of scored tokens.
+
+        A Gauss–Newton matrix is defined by these outputs and ``criterion``.
+        """
+        return self.rows.logits(x, batch)
+
+    def criterion(self, theta: Tree, x: Tree, z: Tensor, batch: Batch) -> Tensor:
+        return self._mix(theta, self.rows.of_logits(z, batch), batch["source"])
 
     def sources(self, x: Tree, batch: Batch) -> Tensor:
         """Return ℓ_s(x; B), ``[S]``, each with the factor that makes Σ ω_s ℓ_s unbiased."""

@@ -11,6 +11,7 @@ from support.helpers import assert_same, finite_differences, rejects
 from support.language_models import CPU, EXTENDED, noisy, problem_of, spec, task_of, text_files
 from torch import Tensor
 
+from hgms.gauss_newton import by_difference, gauss_newton
 from hgms.generators.branches import Branches, Diversity
 from hgms.generators.penalty import Minimax, PairOptimizer
 from hgms.hypergradients import Implicit, ThroughStep, Unrolled
@@ -154,6 +155,27 @@ def test_a_second_derivative_through_activations_computed_again(
     )
     assert all(value.norm() > 1e-6 for value in plain)
     assert_same(saved, plain, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("fields", [{"average": "token"}, {"adapter": None}])
+def test_the_lower_loss_says_its_logits(files: dict[str, Source], fields: dict[str, Any]) -> None:
+    """Of all scored tokens, and what is made of them; with dropout, and of a whole model's
+    parameters. Products with the Gauss–Newton matrix by forward mode and by differences of the
+    logits agree.
+    """
+    problem = problem_of(files, **fields)
+    batch, _ = problem.lower_data.sample(Key(1), 6)
+    z = problem.g.outputs(problem.x0, batch)
+    assert len(z) == int(batch["mask"][:, 1:].sum())
+    value = problem.g.criterion(problem.theta0, problem.x0, z, batch)
+    assert_same(value, problem.g(problem.theta0, problem.x0, batch), rtol=1e-7, atol=1e-7)
+    v = noisy({name: torch.zeros_like(leaf) for name, leaf in problem.x0.items()})
+    exact, ours = (
+        way(problem.g)(problem.theta0, problem.x0, batch, v)
+        for way in (gauss_newton, by_difference)
+    )
+    assert sum(float((exact[name] * leaf).sum()) for name, leaf in v.items()) > 0
+    assert_same(ours, exact, rtol=1e-5, atol=1e-7)
 
 
 def test_scalebio_moves_the_logits_by_its_formula(files: dict[str, Source]) -> None:
