@@ -27,9 +27,9 @@ def read_examples(name: str, source: Source) -> list[Example]:
 
     Places of errors begin with ``name``. Cost: two passes over the file.
     """
-    arrays, _ = rows._scan_source(name, (name,), source, None)
+    arrays, _ = rows._scan_source(name, (name,), source, None, split=False)
     numbers = arrays["rows"]
-    numbers = numbers[rows.select_rows((name,), len(numbers), source).numpy()]
+    numbers = numbers[rows._select((name,), numbers, source, split=False)]
     examples = {example.row: example for example in examples_at(name, source, np.sort(numbers))}
     return [examples[number] for number in numbers.tolist()]
 

@@ -27,14 +27,21 @@ from hgms_mix.lm.examples import (
     select_rows,
 )
 from hgms_mix.lm.files import Unread
-from hgms_mix.lm.formats import FORMATS, BadRow
+from hgms_mix.lm.formats import FORMATS, BadRow, Format
 from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import load, lock, save
 from hgms_mix.lm.table import Report
+from hgms_mix.lm.templates import one_answer_each
 
 VERSION = 3
 """Version of the index format."""
+
+ANSWERS = 1000
+"""Numbers per conversation, if each answer is a row.
+
+Answer n of row r (both counted from 0) has the number 1000 r + n.
+"""
 
 Record = tuple[int, str, Unread]
 """A row's number, its location, and its raw contents."""
@@ -46,7 +53,8 @@ class Index:
     """The rows that a source selects and that have an answer, in its order.
 
     ``rows`` are row numbers in the source (bad rows count), and ``keys`` 64-bit digests of
-    normalised prompts. ``report`` counts the skipped rows.
+    normalised prompts. ``report`` counts the skipped rows. If conversations are ``split``, each
+    answer is a row, with the number 1000 · (number of the conversation) + (number of the answer).
 
     Examples
     --------
@@ -73,6 +81,33 @@ def key_of(prompt: str) -> int:
     return short_number(prompt.encode("utf-8", "surrogatepass"))
 
 
+def answers_of(example: Example) -> list[Example]:
+    """Return one row per learned answer of a conversation.
+
+    Each row contains the answer and all earlier turns.
+
+    Raises
+    ------
+    BadRow
+        For more than 1000 answers.
+    """
+    parts = one_answer_each(example.messages)
+    if len(parts) > ANSWERS:
+        raise BadRow(f"it has {len(parts)} answers, but at most {ANSWERS} are supported")
+    first = example.row * ANSWERS
+    return [Example(messages, number) for number, messages in enumerate(parts, first)]
+
+
+def numbered_example(
+    row: Unread, number: int, form: Format | None, source: Source, split: bool
+) -> Example:
+    """Return the row with this number, or, if conversations are ``split``, its answer."""
+    if not split:
+        return example_of(row, number, form, source)
+    conversation, answer = divmod(number, ANSWERS)
+    return answers_of(example_of(row, conversation, form, source))[answer]
+
+
 @frozen
 class _Scan:
     """Read rows, and keep only the numbers of each."""
@@ -80,6 +115,7 @@ class _Scan:
     types: ClassVar[Mapping[str, str]] = {"rows": "int64", "keys": "int64", "blank": "bool"}
     form: str | None
     source: Source
+    split: bool = False
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         form = None if self.form is None else FORMATS[self.form]
@@ -88,10 +124,11 @@ class _Scan:
         for number, place, row in rows:
             try:
                 example = example_of(row, number, form, self.source)
+                examples = answers_of(example) if self.split else [example]
             except BadRow as error:
                 bad.append(f"{place}: {error}")
             else:
-                read.append((number, key_of(example.key), example.blank))
+                read += [(one.row, key_of(one.key), one.blank) for one in examples]
         columns = list(zip(*read, strict=True)) or [()] * 3
         arrays = {
             name: np.array(column, dtype)
@@ -100,11 +137,13 @@ class _Scan:
         return arrays, {"bad": len(bad), "shown": bad[:SHOWN]}
 
 
-def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> Index:
+def index_of(
+    name: str, source: Source, cache_dir: str | Path | None = None, *, split: bool = False
+) -> Index:
     """Build the index of ``source``, or load it from ``cache_dir``.
 
-    Cost: one pass over the file, about 15 µs of a core per row; memory: 17 bytes per row (on disk
-    with ``cache_dir``), and the rows in progress.
+    ``split``: each answer of a conversation is a row. Cost: one pass over the file, about 15 µs of
+    a core per row; memory: 17 bytes per row (on disk with ``cache_dir``), and the rows in progress.
 
     Raises
     ------
@@ -120,6 +159,8 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     }
     if source.fields:
         about["fields"] = dict(source.fields)
+    if split:
+        about["split"] = True
     folder = None
     if cache_dir is not None:
         key = digest(json.dumps(about))
@@ -127,9 +168,9 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     with contextlib.nullcontext() if folder is None else lock(folder):
         stored = None if folder is None else load(folder, _Scan.types)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
-            stored = _scan_source(name, where, source, folder)
+            stored = _scan_source(name, where, source, folder, split)
     arrays, facts = stored
-    taken = select_rows(where, len(arrays["rows"]), source).numpy()
+    taken = _select(where, arrays["rows"], source, split)
     kept = taken[~arrays["blank"][taken]]
     report = Report(
         format=facts["detected"],
@@ -144,8 +185,21 @@ def index_of(name: str, source: Source, cache_dir: str | Path | None = None) -> 
     return Index(arrays["rows"][kept], arrays["keys"][kept], report)
 
 
+def _select(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.ndarray:
+    """Return the positions of the valid rows that the source selects, in its order.
+
+    Conversations are not divided: two parts of a file do not share any.
+    """
+    if not split:
+        return select_rows(where, len(rows), source).numpy()
+    conversations, first, counts = np.unique(rows // ANSWERS, return_index=True, return_counts=True)
+    order = select_rows(where, len(conversations), source).numpy()
+    ranges = [np.arange(first[at], first[at] + counts[at]) for at in order]
+    return np.concatenate([np.zeros(0, np.int64), *ranges])
+
+
 def _scan_source(
-    name: str, where: Place, source: Source, folder: Folder | None
+    name: str, where: Place, source: Source, folder: Folder | None, split: bool
 ) -> tuple[dict[str, np.ndarray], Mapping[str, Any]]:
     with meter(f"reading {name}", "B") as bar:
 
@@ -155,7 +209,7 @@ def _scan_source(
 
         form, records = open_rows(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
-        scan = _Scan(form.name if form else None, source)
+        scan = _Scan(form.name if form else None, source, split)
         arrays, parts = compute_parts(numbered, scan)
     total, bad = (sum(part[what] for part in parts) for what in ("count", "bad"))
     check_bad(where, source, form, bad, [line for part in parts for line in part["shown"]], total)
@@ -166,11 +220,12 @@ def _scan_source(
 
 
 def records_at(
-    where: Place, source: Source, numbers: np.ndarray
+    where: Place, source: Source, numbers: np.ndarray, *, split: bool = False
 ) -> tuple[str | None, Iterator[Record]]:
     """Return the name of the source's format, and the rows with these numbers (ascending).
 
-    Other rows are skipped without parsing.
+    Other rows are skipped without parsing. A conversation that is ``split`` is returned once per
+    answer.
     """
     form, records = open_rows(where, source)
 
@@ -178,7 +233,7 @@ def records_at(
         following = map(int, numbers)
         number = next(following, None)
         for at, (place, row) in enumerate(records):
-            while number is not None and at == number:
+            while number is not None and at == (number // ANSWERS if split else number):
                 yield number, place, row
                 number = next(following, None)
             if number is None:
@@ -187,12 +242,14 @@ def records_at(
     return None if form is None else form.name, select()
 
 
-def examples_at(name: str, source: Source, numbers: np.ndarray) -> Iterator[Example]:
+def examples_at(
+    name: str, source: Source, numbers: np.ndarray, *, split: bool = False
+) -> Iterator[Example]:
     """Yield the valid rows of ``source`` with these numbers (ascending)."""
-    name_of_form, records = records_at((name,), source, numbers)
+    name_of_form, records = records_at((name,), source, numbers, split=split)
     form = FORMATS[name_of_form] if name_of_form else None
     for number, _, row in records:
-        yield example_of(row, number, form, source)
+        yield numbered_example(row, number, form, source, split)
 
 
 def meter(title: str, unit: str, total: int | None = None) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, final
 
+import attrs
 import torch
 from attrs import field
 from torch import Tensor
@@ -327,8 +328,16 @@ class SourceMixture:
 
     def rows(self, which: Which = "sources") -> dict[str, Index]:
         """Return the index of the rows with an answer, by name, without tokenisation."""
-        read = functools.partial(index_of, cache_dir=cache_folder())
+        read = functools.partial(index_of, cache_dir=cache_folder(), split=self.split_answers())
         return self._by_name(which, read)
+
+    def split_answers(self) -> bool:
+        """Return whether each answer of a conversation is a separate row.
+
+        This is required if the model's chat template writes the last answer in another way than
+        earlier answers.
+        """
+        return self.template == "model" and self._template(self.model.load_tokenizer()).last_only
 
     def _template(self, tokenizer: Any) -> Template:
         """Return the template for this tokenizer.
@@ -342,10 +351,13 @@ class SourceMixture:
             return template_for(self.template, tokenizer)
 
     def _token_options(self, tokenizer: Any) -> dict[str, Any]:
-        """Return the settings of tokenisation."""
+        """Return the settings of tokenisation.
+
+        The task's own model determines which rows exist.
+        """
+        written = attrs.evolve(self._template(tokenizer), last_only=self.split_answers())
         lengths = {"max_length": self.max_length, "too_long": self.too_long}
-        template = self._template(tokenizer)
-        return {"template": template, "cache_dir": cache_folder(), **lengths}
+        return {"template": written, "cache_dir": cache_folder(), **lengths}
 
     def language_model(
         self, tokenizer: Any, device: torch.device, dtype: torch.dtype

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from hgms.arguments import require
 from hgms_core.errors import DataError, one_of
@@ -60,8 +60,8 @@ class Template:
     special tokens too.
 
     ``pieces`` returns the pieces of a conversation up to its last learned answer. ``opening``
-    returns the pieces before an answer to generate. If the chat template writes earlier answers in
-    another way than the last one (Qwen3), only the last answer is learned.
+    returns the pieces before an answer to generate. ``last_only``: the chat template writes earlier
+    answers in another way than the last one (Qwen3), so a row per answer is required.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Template:
     opening: Callable[[Sequence[Message]], list[Piece]]
     specials: bool
     text: str = field(default="", repr=False)
+    last_only: bool = False
 
 
 def check_template(instance: object, attribute: Any, value: str) -> None:
@@ -104,7 +105,12 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     )
     chat = _Chat(tokenizer)
     return Template(
-        "model", chat.pieces, chat.opening, specials=True, text=str(tokenizer.chat_template)
+        "model",
+        chat.pieces,
+        chat.opening,
+        specials=True,
+        text=str(tokenizer.chat_template),
+        last_only=chat.last_only(),
     )
 
 
@@ -247,6 +253,24 @@ def answers_of(messages: Sequence[Message]) -> list[int]:
     ]
 
 
+def one_answer_each(messages: Sequence[Message]) -> list[tuple[Message, ...]]:
+    """Return one row per learned answer of a conversation; only that answer is learned in the row.
+
+    Examples
+    --------
+    >>> chat = [Message(role, text) for role, text in zip(["user", "assistant"] * 2, "qasb")]
+    >>> [[message.learned for message in row] for row in one_answer_each(chat)]
+    [[True, True], [True, False, True, True]]
+    """
+    return [
+        tuple(
+            evolve(message, learned=message.role != "assistant" or number == answer)
+            for number, message in enumerate(messages[: answer + 1])
+        )
+        for answer in answers_of(messages)
+    ]
+
+
 PROBE = "an answer"
 
 
@@ -260,8 +284,6 @@ class _Chat:
     tokenizer: PreTrainedTokenizerBase
     prompts: bool = field(init=False)
     """Whether it writes a generation prompt."""
-    last_only: bool = field(init=False)
-    """Whether it writes an earlier answer in another way than the last answer."""
 
     @prompts.default
     def _has_generation_prompt(self) -> bool:
@@ -288,9 +310,11 @@ class _Chat:
                 hint='remove such rows, or use a named template (template = "chatml")',
             ) from error
 
-    @last_only.default
-    def _writes_the_last_differently(self) -> bool:
-        """Try answers with and without thoughts."""
+    def last_only(self) -> bool:
+        """Whether an earlier answer is written in another way than the last answer.
+
+        The test covers answers with and without thoughts.
+        """
         for answer in (PROBE, f"<think>\nthoughts\n</think>\n\n{PROBE}"):
             chat = [Message("user", "a question"), Message("assistant", answer)]
             try:
@@ -324,7 +348,7 @@ class _Chat:
     def pieces(self, messages: Sequence[Message]) -> list[Piece]:
         messages = until_last_answer(messages)
         whole = self.render(messages)
-        answers = answers_of(messages)[-1:] if self.last_only else answers_of(messages)
+        answers = answers_of(messages)
         pieces: list[Piece] = []
         at = 0
         for number in answers:

@@ -29,10 +29,10 @@ from hgms.config import expand
 from hgms.store import Folder
 from hgms_core import Key
 from hgms_core.errors import DataError, Place
-from hgms_mix.lm.examples import content, example_of
+from hgms_mix.lm.examples import content
 from hgms_mix.lm.formats import FORMATS, Message
 from hgms_mix.lm.parts import compute_parts
-from hgms_mix.lm.rows import Record, index_of, meter, records_at
+from hgms_mix.lm.rows import Record, index_of, meter, numbered_example, records_at
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import load, lock, save, warn
 from hgms_mix.lm.table import TYPES, Report, TokenTable, table_of
@@ -70,7 +70,8 @@ def token_table(
     """Tokenise all rows of ``source`` that pass.
 
     With ``pick``, only the rows with these numbers are tokenised, in that order. ``template`` is a
-    name, or a template of this tokenizer.
+    name, or a template of this tokenizer. If it is ``last_only``, each answer of a conversation is
+    a row, with all earlier turns.
 
     Rows with only empty answers are excluded. A row of more than ``max_length`` tokens is excluded
     too (``drop``) or cut at its end (``truncate``); it is also excluded if the cut would remove all
@@ -94,6 +95,7 @@ def token_table(
     parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.
     """
     written = template_for(template, tokenizer) if isinstance(template, str) else template
+    split = written.last_only
     about = {
         "version": VERSION,
         "content": content(name, source),
@@ -103,20 +105,22 @@ def token_table(
         "max_length": max_length,
         "too_long": too_long,
     }
+    if split:
+        about["split"] = True
     if pick is not None:
         about["pick"] = store.digest(pick.numpy().tobytes())
     digest = store.digest(json.dumps(about, sort_keys=True))
     work = functools.partial(
-        Tokenising, tokenizer, written.name, max_length, too_long == "truncate"
+        Tokenising, tokenizer, written.name, max_length, too_long == "truncate", split=split
     )
     folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
-    make = functools.partial(_tokenise, name, source, work, pick, digest, folder)
+    make = functools.partial(_tokenise, name, source, work, pick, digest, folder, split)
     if folder is None:
         table = make(None)
     else:
         table = _load_or_create(Folder(folder / digest, digest), make)
         if table.report.bad > source.max_bad_rows:  # created with a larger limit
-            index_of(name, source, folder)
+            index_of(name, source, folder, split=split)
     return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
 
 
@@ -153,7 +157,9 @@ def drawn_table(
     (:func:`~hgms_mix.lm.rows.index_of`), one or two more passes over the file that leave most of it
     unparsed, and tokens of the drawn rows.
     """
-    index = index_of(name, source, options.get("cache_dir"))
+    template = options["template"]
+    written = template_for(template, tokenizer) if isinstance(template, str) else template
+    index = index_of(name, source, options.get("cache_dir"), split=written.last_only)
     order = torch.randperm(index.size, generator=key.generator())
     tried = min(count, index.size)
     while True:
@@ -212,11 +218,14 @@ class Tokenising:
     form: str | None
     source: Source
     place: Place
+    split: bool = False
 
     def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         template = template_for(self.template, self.tokenizer)
         form = None if self.form is None else FORMATS[self.form]
-        examples = [example_of(row, number, form, self.source) for number, _, row in rows]
+        examples = [
+            numbered_example(row, number, form, self.source, self.split) for number, _, row in rows
+        ]
         pieces = []
         for example in examples:
             try:
@@ -259,14 +268,15 @@ def _tokenise(
     pick: Tensor | None,
     digest: str,
     cache: Path | None,
+    split: bool,
     folder: Folder | None,
 ) -> TokenTable:
-    index = index_of(name, source, cache)
+    index = index_of(name, source, cache, split=split)
     origin = (name, "path")
     wanted = index.rows if pick is None else pick.numpy()
     ascending = bool((wanted[1:] > wanted[:-1]).all())
     numbers = wanted if ascending else np.unique(wanted)
-    form, records = records_at((name,), source, numbers)
+    form, records = records_at((name,), source, numbers, split=split)
     working = work(form, source, origin)
     if len(numbers) > PROBED_LENGTHS:
         first = list(itertools.islice(records, PROBED_LENGTHS))

@@ -17,7 +17,7 @@ from hgms_core import Key
 from hgms_mix.evaluation import Evaluate
 from hgms_mix.stages.finetune import FINETUNE, TUNED
 from hgms_mix.stages.graph import Facts, Log, Stage
-from hgms_mix.stages.losses import RowLosses, row_losses
+from hgms_mix.stages.losses import RowLosses, row_losses, untuned_losses
 from hgms_mix.stages.tuned_model import TunedModel
 
 RESAMPLES = 10_000
@@ -26,14 +26,24 @@ LOSSES = "losses"
 
 
 def evaluate_model(
-    work: Folder, tuned: Path, *, model: TunedModel, evaluate: Evaluate, seed: int, log: Log
+    work: Folder,
+    tuned: Path,
+    *,
+    model: TunedModel,
+    evaluate: Evaluate,
+    seed: int,
+    untuned: Path,
+    log: Log,
 ) -> Facts:
-    """Measure the losses of every test row, and run the benchmarks."""
+    """Measure the losses of every test row, and run the benchmarks.
+
+    ``untuned`` is the folder with losses of models before fine-tuning.
+    """
     titles = [*model.task.test, *evaluate.benchmarks]
     log(f"  {', '.join(titles) or 'nothing to evaluate'}")
     (work.path / LOSSES).mkdir(exist_ok=True)
     tests = dict[str, Any]()
-    before = model.untuned_losses
+    before = untuned_losses(model, untuned)
     loaded = model.load_tuned(tuned)
     for name, table in model.test_tables.items():
         losses = row_losses(loaded, table)

@@ -114,7 +114,11 @@ def runner_of(
             "seed": config.seed,
             **{name: getattr(config, name) for name in STAGES},
         },
-        tools={"log": log, "watch": watch_of(config, view)},
+        tools={
+            "log": log,
+            "watch": watch_of(config, view),
+            "untuned": learned.path.parent.parent / "untuned",
+        },
         log=log,
     )
 

@@ -27,7 +27,9 @@ COUNTS = "counts.json"
 def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> Facts:
     """Write the drawn rows with their texts, so that any other program can train on them too.
 
-    ``row`` is the number of the row in its source.
+    ``row`` is the number of the row in its source. Some chat templates format the last answer of a
+    conversation differently from earlier answers. In this case each answer is a row: answer n of
+    row r has the number 1000 r + n, and earlier answers have ``"weight": 0``.
     """
     task = learned.task
     seed = learned.seed
@@ -51,7 +53,7 @@ def draw_sample(work: Folder, *, learned: Learned, sample: Sample, log: Log) -> 
     short = [] if scores is not None else short_sources(weights, counts, sample.size)
     for line in short:
         log(f"  {line}; the others give the rest")
-    rows = list_rows(getattr(task, sample.of), tables, chosen, scores)
+    rows = list_rows(getattr(task, sample.of), tables, chosen, scores, split=task.split_answers())
     rows = [rows[i] for i in sample.order(len(rows), seed=seed).tolist()]
     log(f"  {len(rows)} rows")
     work.write(ROWS, compress(rows))
@@ -112,11 +114,14 @@ def list_rows(
     tables: Mapping[str, Any],
     chosen: Mapping[str, Tensor],
     scores: Mapping[str, Tensor] | None,
+    *,
+    split: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the chosen rows, by source and then by position, with their texts.
 
     ``context`` is the end of a prompt that is the input of an Alpaca row. An answer that is not
-    learned has the weight 0.
+    learned has the weight 0. ``split``: each answer of a conversation is a
+    row.
     """
     from hgms_mix.lm import examples_at
 
@@ -125,7 +130,9 @@ def list_rows(
         numbers = tables[name].rows[chosen[name]]
         texts = {
             example.row: example.messages
-            for example in examples_at(name, sources[name], numbers.sort().values.numpy())
+            for example in examples_at(
+                name, sources[name], numbers.sort().values.numpy(), split=split
+            )
         }
         for position, row in zip(chosen[name].tolist(), numbers.tolist(), strict=True):
             score = {} if scores is None else {"score": float(scores[name][position])}

@@ -15,8 +15,7 @@ from attrs import define
 from hgms.config.as_table import plain
 from hgms.runs import device_called
 from hgms_mix.lm import BaseModel, Lora
-from hgms_mix.stages.graph import Value, release_memory
-from hgms_mix.stages.losses import RowLosses, row_losses
+from hgms_mix.stages.graph import Value
 
 if TYPE_CHECKING:
     from hgms_mix.stages.config import MixConfig
@@ -54,18 +53,6 @@ class TunedModel(Value):
     def test_tables(self) -> dict[str, Any]:
         """The test sets in tokens of this model."""
         return self.task.tables(self.tokenizer, "test")
-
-    @functools.cached_property
-    def untuned_losses(self) -> dict[str, RowLosses]:
-        """The losses of every row of the test sets before fine-tuning, by name of the set.
-
-        Cost: one forward pass over the test sets.
-        """
-        base = self.load()
-        losses = {name: row_losses(base, table) for name, table in self.test_tables.items()}
-        del base
-        release_memory()
-        return losses
 
     def sampled_tables(self, rows: Path, of: str) -> dict[str, Any]:
         """Return the sampled rows of each source in tokens of this model.

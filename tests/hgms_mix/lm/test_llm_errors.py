@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.chat_templates import TURNS, with_template
+from support.chat_templates import FORGETFUL, TURNS, with_template
 from support.helpers import rejects
 from support.source_files import source_of
 
@@ -109,6 +109,13 @@ REFUSED: list[tuple[str, tuple[str | int, ...], Call]] = [
     ("missing-template", ("template",), lambda _: template_for("model", byte_tokenizer())),
     ("unknown-choice", ("template",), lambda _: template_for("chatlm", byte_tokenizer())),
     # what a chat template refuses
+    (
+        "wrong-row",
+        ("template",),
+        lambda _: pieces(
+            FORGETFUL, user="Q", assistant="hm</think>A", user_2="R", assistant_2="hm</think>B"
+        ),
+    ),
     ("wrong-row", ("template",), lambda _: pieces(TURNS, system="S", user="Q", assistant="A")),
     (
         "wrong-row",

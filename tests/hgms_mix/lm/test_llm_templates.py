@@ -208,6 +208,7 @@ def test_templates_that_refuse_probes_are_used_for_the_rows_that_they_take() -> 
             FRAMED,
         )
     )
+    assert not strict.last_only | once.last_only
     asked = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n"
     assert once.pieces(chat("Q", "A")) == [(asked, False), ("A<|im_end|>", True)]
     for template, messages in ((strict, chat("Q", "A")), (once, TWO), (framed, chat("Q", "A"))):

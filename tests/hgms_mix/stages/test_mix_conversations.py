@@ -1,4 +1,6 @@
-"""`hgms mix` on conversations: answers with weight 0, and what exporters make of them."""
+"""`hgms mix` on conversations: a row for each answer where the model's chat template requires it,
+answers with weight 0, and what exporters make of both.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +69,23 @@ def exported(*arguments: object) -> list[Any]:
     right("mix", "export", "mix.toml", *arguments, "--out", "out")
     files = Path("out", "rows").glob("*.jsonl")
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+@pytest.mark.extended
+def test_each_answer_is_a_row_where_the_template_writes_earlier_ones_differently(
+    here: Path,
+) -> None:
+    report = report_of("mix", "mix.toml")
+    assert [row["of"] for row in report["sources"]] == [16, 16]
+    assert (report["test"]["sums"]["rows"], report["finetune"]["rows"]) == (16, 24)
+    rows = sampled(report)
+    assert len({(row["source"], row["row"]) for row in rows}) == 24
+    for row in rows:
+        conversation, answer = divmod(row["row"], 1000)
+        start = {"sums": 100, "dots": 200}[row["source"]] + conversation
+        assert row["messages"][-1] == {"role": "assistant", "content": str(start + answer)}
+        weights = [turn.get("weight", 1) for turn in row["messages"]]
+        assert weights == ([1, 0, 1, 1] if answer else [1, 1])
 
 
 def test_an_answer_with_the_weight_0_is_context_in_every_stage(here: Path) -> None:

@@ -5,8 +5,8 @@ losses of tuned models.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,10 +16,9 @@ from hgms.store import Folder
 from hgms_mix.lm import TokenTable
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.stages.batches import collate, completion_loss
-from hgms_mix.stages.losses import row_losses
+from hgms_mix.stages.losses import row_losses, untuned_losses
 from hgms_mix.stages.settings import Finetune
 from hgms_mix.stages.training import train
-from hgms_mix.stages.tuned_model import TunedModel
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'hgms[llm]'"
@@ -136,15 +135,24 @@ def test_losses_of_rows_are_those_computed_by_hand_however_they_are_grouped(
     assert seen == [4, 2, 2, 1]
 
 
-def test_losses_before_tuning_are_computed_once_for_a_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    load = Mock(side_effect=gpt)
+def test_losses_before_tuning_are_computed_once_for_an_experiment(tmp_path: Path) -> None:
+    """The second mix of an experiment reads them; another model has its own."""
+    loads: list[int] = []
     tables = {"t": a_table(random_rows(5))}
-    spec = BaseModel(config={"model_type": "gpt2"}, tokenizer="bytes")
-    model = TunedModel(task=None, model=spec, adapter=None, device=torch.device("cpu"))
-    monkeypatch.setattr(TunedModel, "load", lambda self: load())
-    monkeypatch.setattr(TunedModel, "test_tables", tables)
+
+    def losses(seed: int = 0) -> list[float]:
+        def base() -> Any:
+            loads.append(seed)
+            return gpt(seed)
+
+        path = tmp_path / f"model-{seed}"
+        gpt(seed).save_pretrained(path)
+        model: Any = SimpleNamespace(
+            model=BaseModel(path=str(path), tokenizer="bytes"), load=base, test_tables=tables
+        )
+        return untuned_losses(model, tmp_path / "untuned")["t"].total.tolist()
+
     expected = row_losses(gpt(), tables["t"]).total.tolist()
-    assert [model.untuned_losses["t"].total.tolist() for _ in range(2)] == [expected, expected]
-    load.assert_called_once_with()
+    assert [losses(), losses(), loads] == [expected, expected, [0]]
+    assert losses(seed=1) != expected
+    assert loads == [0, 1]
