@@ -195,5 +195,3 @@ def test_a_grid_gives_a_method_the_defaults_of_each_task() -> None:
         for made in (grid(), grid(method=special))
     ]
     assert values == [[(0.4, 3.0, 5), (0.2, 0.5, None)], [(2.0, 3.0, 5), (0.2, 0.5, None)]]
-    varied = [fields(grid().vary(task, "saunter", {"rows": 7}).method) for task in BOTH["task"]]
-    assert varied == [(0.4, 3.0, 7), (0.2, 0.5, 7)]
