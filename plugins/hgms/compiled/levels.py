@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from hgms.compiled.programs import Programs, Runner
 from hgms.compiled.trace import Split, arrangement, flatten, split, unflatten, without_mutations
+from hgms.compiled.verify import difference_at
 from hgms_core import (
     Batch,
     Inexact,
@@ -31,6 +32,7 @@ ITERATIONS = 10
 """Iterations per compiled function if a product is small. A large product is a separate compiled
 function, and the solver's loop ends normally.
 """
+NAMES = ("linearization", "mixed product")
 SMALL = 100_000
 """Maximum count of numbers that a small product reads in addition to v."""
 
@@ -212,13 +214,35 @@ class Linearized:
             )
             return (here.upper_loss, here.direct, here.rhs, here.slope), product, here.mixed(v)
 
+        def function(inputs: Sequence[Tensor]) -> list[Tensor]:
+            outputs: list[Tensor] = []
+            flatten(values_and_products(*unflatten(arranged, inputs)), outputs)
+            return outputs
+
+        def make() -> tuple[Any, ...] | None:
+            return cls._make(programs, levels, values_and_products, arguments)
+
+        def check(found: tuple[Any, ...]) -> str:
+            return difference_at(function, cls(programs, key, *found).outputs, leaves)
+
         spec = Ravel.of(x)
         along = spec.ravel({name: torch.ones_like(leaf) for name, leaf in x.items()})
         arguments = (theta, x, below, above, along)
         leaves: list[Tensor] = []
-        traced = programs.traced("linearization", values_and_products, arguments)
+        arranged = flatten(arguments, leaves)
+        made = programs.recall(NAMES, (*NAMES, key, levels, arranged), leaves, make, check)
+        return None if made is None else cls(programs, key, *made)
+
+    @staticmethod
+    def _make(
+        programs: Programs, levels: Levels, function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """Return the fields of a linearization except the compiler and the key."""
+        theta, *_, along = arguments
+        traced = programs.traced("linearization", function, arguments)
         if traced is None:
             return None
+        leaves: list[Tensor] = []
         flatten(arguments, leaves)
         late = len(leaves) - 1
         done = len(traced.structure[0][1]) + 3
@@ -243,9 +267,7 @@ class Linearized:
         product = pieces.after[0]
         inexact = Inexact.difference(product, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
-        return cls(
-            programs,
-            key,
+        return (
             traced.constants,
             traced.structure,
             prepare,
@@ -255,6 +277,17 @@ class Linearized:
             passes,
             noise,
         )
+
+    def outputs(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """Return the values that do not depend on v, and both products, for ``[*leaves, v]``."""
+        *here, v = leaves
+        level = self.at(here)
+        assert isinstance(level.matvec, CompiledProduct)
+        product = self.product(*level.matvec.residuals, v)
+        outputs: list[Tensor] = []
+        values = (level.upper_loss, level.direct, level.rhs, level.slope)
+        flatten((values, product, level.mixed(v)), outputs)
+        return outputs
 
     def at(self, leaves: Sequence[Tensor]) -> Linearization:
         """Return the linearization at the (θ, x) and batches with these leaves."""

@@ -6,13 +6,13 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -28,9 +28,45 @@ DIGITS = 32
 """Length of the key, and of the checksum, in the name of a file."""
 
 
-@frozen(eq=False)
+@frozen
+class SavedFile:
+    """Files of one key in the cache, whose names contain their checksums.
+
+    Processes that write the same key at the same time leave an undamaged file.
+    """
+
+    key: str
+    suffix: str
+
+    def contents(self) -> Iterator[tuple[Path, bytes]]:
+        """Yield the undamaged files and their contents."""
+        for path in sorted(cache_folder(KIND).glob(f"{self.key}-*{self.suffix}")):
+            with contextlib.suppress(OSError):
+                content = path.read_bytes()
+                if path == self._path(content):
+                    yield path, content
+
+    def store(self, content: bytes) -> None:
+        """Write a file, if the cache is writable."""
+        with contextlib.suppress(OSError, DiskError):
+            path = self._path(content)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
+
+    def delete(self) -> None:
+        """Delete the files."""
+        for path, _ in self.contents():
+            path.unlink(missing_ok=True)
+
+    def _path(self, content: bytes) -> Path:
+        return cache_folder(KIND) / f"{self.key}-{digest(content)[:DIGITS]}{self.suffix}"
+
+
+@define(eq=False)
 class Library:
     """The function of a shared library, for inputs of fixed shapes.
+
+    ``key`` is the key of the stored library (empty before it is stored).
 
     Notes
     -----
@@ -46,6 +82,7 @@ class Library:
 
     path: Path
     entry: Callable[[Any], Any]
+    key: str = ""
 
     @classmethod
     def of(cls, compiled: Any) -> Library | None:
@@ -60,19 +97,16 @@ class Library:
     @classmethod
     def load(cls, key: str) -> Library | None:
         """Return the stored library, if an undamaged file exists."""
-        for path in sorted(cache_folder(KIND).glob(f"{key}-*.so")):
+        for path, _ in SavedFile(key, ".so").contents():
             with contextlib.suppress(OSError, ImportError, AttributeError):
-                if path.name == _name(key, path.read_bytes()):
-                    return cls(path, _entry(path))
+                return cls(path, _entry(path), key)
         return None
 
     def store(self, key: str) -> None:
         """Store a copy under this key, if the cache is writable."""
-        with contextlib.suppress(OSError, DiskError):
-            content = self.path.read_bytes()
-            path = cache_folder(KIND) / _name(key, content)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
+        with contextlib.suppress(OSError):
+            SavedFile(key, ".so").store(self.path.read_bytes())
+            self.key = key
 
     def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(plain(inputs))
@@ -95,16 +129,23 @@ def key_of(graph: GraphModule, leaves: Sequence[Tensor], settings: Mapping[str, 
         [module.code for module in graph.modules() if isinstance(module, GraphModule)],
         [(leaf.shape, leaf.dtype) for leaf in leaves],
         sorted(settings.items()),
+        *software(),
+    )
+    return digest(repr(parts))[:DIGITS]
+
+
+def software() -> tuple[Any, ...]:
+    """Return the versions, the number of threads and the processor of this process."""
+    return (
         (torch.__version__, torch.version.git_version, sys.implementation.cache_tag),
         FORMAT,
         torch.get_num_threads(),  # a constant of parallel loops
         getattr(torch.cpu, "get_capabilities", torch.backends.cpu.get_cpu_capability)(),
     )
-    return digest(repr(parts))[:DIGITS]
 
 
-def _name(key: str, content: bytes) -> str:
-    return f"{key}-{digest(content)[:DIGITS]}.so"
+def is_on_cpu(leaves: Sequence[Tensor]) -> bool:
+    return all(leaf.device.type == "cpu" for leaf in leaves)
 
 
 def _entry(path: Path) -> Callable[[Any], Any]:

@@ -118,6 +118,11 @@ class _Multiplied(TorchDispatchMode):
         super().__init__()
         self.shapes: set[tuple[int, int]] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not import torch's compiler for this class."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
             func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)

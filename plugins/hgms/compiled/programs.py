@@ -12,17 +12,18 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar, final
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
-from hgms.compiled.library import Library, key_of, plain
+from hgms.compiled.library import Library, is_on_cpu, key_of, plain
 from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
+from hgms.compiled.stored import Entry
 from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
-from hgms.compiled.verify import compare, perturb, rounding_of
+from hgms.compiled.verify import compare, difference_at, difference_of, perturb, rounding_of
 from hgms_core import ConfigError, Pipeline, Problem, Record, State
 from hgms_core.torch_errors import first_line
 
@@ -105,7 +106,7 @@ class Programs:
     def __call__(
         self, key: tuple[Hashable, ...], function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        return self.keep(("program", *key), lambda: _Shapes(self, str(key[0]), function))
+        return self.keep(("program", *key), lambda: _Shapes(self, key, function))
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of ``make()`` from the first call with this key."""
@@ -144,18 +145,48 @@ class Programs:
             self._last = pipeline, problem
         return None if self._joined is None else self._joined(state, progress)
 
+    def recall(
+        self,
+        names: Sequence[str],
+        parts: tuple[Any, ...],
+        leaves: Sequence[Tensor],
+        make: Callable[[], Value | None],
+        check: Callable[[Value], str],
+    ) -> Value | None:
+        """Return ``make()``, or what an earlier process made from the same ``parts``.
+
+        ``parts`` contain all code and settings that ``make`` reads, and ``leaves`` are the inputs
+        of the functions with these ``names``. ``check`` returns how the results of a loaded program
+        differ (empty if they agree); a program that differs is made again.
+        """
+        if any(map(self.refuses, names)):
+            return None
+        with self.making():
+            entry = Entry.of(parts, leaves, (Programs,))
+            known: Value | None = None if entry is None else entry.load()
+            difference = "" if known is None else _outcome(check, known)
+        if known is not None and not difference:
+            self.outcomes |= dict.fromkeys(names, "compiled")
+            return known
+        if difference and entry is not None:
+            entry.file.delete()
+            LOG.warning("%s from disk is made again: it differs %s", names[0], difference)
+        made = make()
+        if made is not None and entry is not None:
+            entry.store(made)
+        return made
+
     def build(
         self,
         name: str,
         graph: GraphModule,
         leaves: Sequence[Tensor],
-        check: Callable[[Runner, bool], str],
+        check: Callable[[Runner], str],
         **settings: Any,
     ) -> Runner | None:
         """Return the graph compiled for these inputs, or loaded from disk.
 
-        ``check(run, stored)`` returns how the results differ (empty if they agree); ``stored`` is
-        whether an earlier process has checked the compiled code. ``settings`` are settings of
+        ``check`` returns how the results differ (empty if they agree). ``settings`` are settings of
         inductor. If compilation fails or the results differ, the function runs eagerly.
         """
         if self.refuses(name):
@@ -166,7 +197,7 @@ class Programs:
         def make() -> tuple[Runner, str, str]:
             run: Runner = stored or _inductor(graph, leaves, **settings)
             recorded, unrecorded = _record_graph(run, graph, leaves)
-            difference = check(recorded, stored is not None)
+            difference = check(recorded)
             if isinstance(run, Library) and key and not stored and not difference:
                 run.store(key)
             return recorded, unrecorded, difference
@@ -222,10 +253,8 @@ class Programs:
         The result is None if compilation fails or the results differ.
         """
 
-        def check(run: Runner, stored: bool) -> str:
-            if stored:
-                return ""
-            return compare(run(leaves), graph(*leaves), rounding_of(graph, leaves))
+        def check(run: Runner) -> str:
+            return difference_of(graph, run(leaves), leaves, graph(*leaves), rounding_of)
 
         return self.build(name, graph, leaves, check)
 
@@ -272,37 +301,76 @@ class Programs:
         )
 
 
+def _outcome(check: Callable[[Value], str], program: Value) -> str:
+    """Return how a loaded program differs; an error counts as a difference."""
+    try:
+        return check(program)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return first_line(error)
+
+
+@frozen(eq=False)
+class _Shaped:
+    """A function compiled for arguments of given shapes."""
+
+    runner: Runner
+    constants: tuple[Tensor, ...]
+    structure: Any
+
+    def outputs(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self.runner([*leaves, *self.constants])
+
+
 class _Shapes:
     """Compiled forms of one function, by the shapes of its arguments."""
 
-    def __init__(self, programs: Programs, name: str, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, programs: Programs, key: tuple[Hashable, ...], function: Callable[..., Any]
+    ) -> None:
         self._programs = programs
-        self._name = name
+        self._name = str(key[0])
+        self._parts = (key, function)
         self._function = function
-        self._runners: dict[Hashable, tuple[Runner | None, tuple[Tensor, ...], Any]] = {}
+        self._runners: dict[Hashable, _Shaped | None] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         leaves: list[Tensor] = []
         flatten(arguments, leaves)
         shapes = (arrangement(arguments), *[(leaf.shape, leaf.dtype) for leaf in leaves])
-        known = self._runners.get(shapes)
+        if shapes not in self._runners:
+            self._runners[shapes] = self._find(arguments, leaves)
+        known = self._runners[shapes]
         if known is None:
-            known = self._runners[shapes] = self._make(arguments, leaves)
-        runner, constants, structure = known
-        if runner is None:
             return self._function(*arguments)
-        return unflatten(structure, runner([*leaves, *constants]))
+        return unflatten(known.structure, known.outputs(leaves))
 
-    def _make(
-        self, arguments: Sequence[Any], leaves: list[Tensor]
-    ) -> tuple[Runner | None, tuple[Tensor, ...], Any]:
+    def _find(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Shaped | None:
         if len(self._runners) >= SHAPES:
-            return None, (), None
+            return None
+        arranged = flatten(arguments, [])
+
+        def function(inputs: Sequence[Tensor]) -> list[Tensor]:
+            outputs: list[Tensor] = []
+            flatten(self._function(*unflatten(arranged, inputs)), outputs)
+            return outputs
+
+        return self._programs.recall(
+            [self._name],
+            (*self._parts, arranged),
+            leaves,
+            lambda: self._make(arguments, leaves),
+            lambda found: difference_at(function, found.outputs, leaves),
+        )
+
+    def _make(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Shaped | None:
         traced = self._programs.traced(self._name, self._function, arguments)
         if traced is None:
-            return None, (), None
-        runner = self._programs.compiled(self._name, traced.graph, [*leaves, *traced.constants])
-        return runner, traced.constants, traced.structure
+            return None
+        inputs = [*leaves, *traced.constants]
+        runner = self._programs.compiled(self._name, traced.graph, inputs)
+        return runner and _Shaped(runner, traced.constants, traced.structure)
 
 
 def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
@@ -341,10 +409,6 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> 
         )
     library = Library.of(compiled[0]) if on_cpu and len(compiled) == 1 else None
     return library or (lambda inputs: program(*plain(inputs)))
-
-
-def is_on_cpu(leaves: Sequence[Tensor]) -> bool:
-    return all(leaf.device.type == "cpu" for leaf in leaves)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from hgms.compiled.library import plain
 from hgms.compiled.loops import TABLE
 from hgms.compiled.small_products import LARGE
 from hgms.compiled.trace import Structure, apart, flatten, lift_constants
-from hgms.compiled.verify import compare, effect_of_rounding, perturb
+from hgms.compiled.verify import difference_of, perturb
 from hgms_core import (
     Candidates,
     Cost,
@@ -64,9 +64,18 @@ class Compiler(Protocol):
         name: str,
         graph: GraphModule,
         leaves: Sequence[Tensor],
-        check: Callable[[Runner, bool], str],
+        check: Callable[[Runner], str],
         **settings: Any,
     ) -> Runner | None: ...
+
+    def recall(
+        self,
+        names: Sequence[str],
+        parts: tuple[Any, ...],
+        leaves: Sequence[Tensor],
+        make: Callable[[], Value | None],
+        check: Callable[[Value], str],
+    ) -> Value | None: ...
 
 
 # 1. The parts and the numbers of a step as functions of tensors
@@ -236,6 +245,13 @@ class Program:
     constants: tuple[Tensor, ...]
     result: Result
 
+    def outputs(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self.run([*leaves, *self.constants])
+
+
+Traced = tuple[GraphModule, tuple[Tensor, ...], Result]
+"""The graph of a step, the tensors that it reads in addition, and its result."""
+
 
 @define(eq=False)
 class JoinedStep:
@@ -282,11 +298,11 @@ class JoinedStep:
         for program in self.programs:
             if program.carried == carried.form and program.operands == forms:
                 return self._run(program, leaves, state)
-        made = self._make(carried.form, forms, leaves, state, progress)
+        made = self._find(carried.form, forms, leaves, state, progress)
         return None if made is None else self._run(made, leaves, state)
 
     def _run(self, program: Program, leaves: list[Tensor], state: State) -> tuple[State, Record]:
-        outputs = program.run([*leaves, *program.constants])
+        outputs = program.outputs(leaves)
         result = program.result
         rest = iter(outputs)
         counts = iter(next(rest).tolist())
@@ -344,7 +360,7 @@ class JoinedStep:
         structure = flatten((state["x"], without_costs(record)), outputs)
         return outputs, Result(carried if after.form == carried else after.form, structure)
 
-    def _make(
+    def _find(
         self,
         carried: Form,
         operands: list[Form],
@@ -352,25 +368,14 @@ class JoinedStep:
         state: State,
         progress: float,
     ) -> Program | None:
+        """Return the program, and remember it."""
         if len(self.programs) >= SHAPES:
             return None
-        compiler = self.compiler
 
         def compute(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Result]:
             return self.compute(carried, operands, inputs)
 
-        made = compiler.attempt(NAME, "traced", lambda: trace_step(compute, leaves))
-        if made is None:
-            return None
-        graph, constants, result = made
-        large = any(
-            node.target in LARGE
-            for module in graph.modules()
-            if isinstance(module, GraphModule)
-            for node in module.graph.nodes
-        )
-
-        def check(run: Runner, stored: bool) -> str:
+        def check(run: Runner, result: Result) -> str:
             after, record = self.pipeline.step(self.problem, state, progress)
             if isinstance(self.operands["generator"].source, Restarting):
                 # The program computes the state that the restart replaces.
@@ -379,18 +384,42 @@ class JoinedStep:
                 after["start"] = kept["start"]
             expected = list(Leaves.carried(after).leaves)
             flatten((after["x"], without_costs(record)), expected)
-            return difference_of(
-                compute, lambda inputs: run([*inputs, *constants]), result, leaves, expected
-            )
+            return difference_of_step(compute, run, result, leaves, expected)
 
-        inputs = [*leaves, *constants]
-        settings = {} if large else SMALL_STEP
-        run = compiler.build(NAME, graph, inputs, check, **settings)
-        if run is None:
-            return None
-        program = Program(carried, operands, run, constants, result)
-        self.programs.insert(0, program)
+        def make() -> Program | None:
+            traced = self.compiler.attempt(NAME, "traced", lambda: trace_step(compute, leaves))
+            if traced is None:
+                return None
+            run = self._compile(traced, leaves, check)
+            return run and Program(carried, operands, run, *traced[1:])
+
+        program = self.compiler.recall(
+            [NAME],
+            (NAME, self.pipeline, self.problem, carried, operands),
+            leaves,
+            make,
+            lambda found: check(found.outputs, found.result),
+        )
+        if program is not None:
+            self.programs.insert(0, program)
         return program
+
+    def _compile(
+        self, traced: Traced, leaves: Sequence[Tensor], check: Callable[[Runner, Result], str]
+    ) -> Runner | None:
+        graph, constants, result = traced
+        large = any(
+            node.target in LARGE
+            for module in graph.modules()
+            if isinstance(module, GraphModule)
+            for node in module.graph.nodes
+        )
+
+        def agrees(run: Runner) -> str:
+            return check(lambda inputs: run([*inputs, *constants]), result)
+
+        settings = {} if large else SMALL_STEP
+        return self.compiler.build(NAME, graph, [*leaves, *constants], agrees, **settings)
 
 
 def _context(name: str, state: State, key: Key, progress: float) -> tuple[Any, ...]:
@@ -415,7 +444,7 @@ def without_costs(record: Record) -> Record:
 
 def trace_step(
     compute: Callable[[Sequence[Tensor]], tuple[list[Tensor], Result]], leaves: list[Tensor]
-) -> tuple[GraphModule, tuple[Tensor, ...], Result]:
+) -> Traced:
     """Return the graph of a step, the tensors that it reads in addition, and its result."""
     results: list[Result] = []
 
@@ -430,7 +459,7 @@ def trace_step(
     return graph, constants, results[0]
 
 
-def difference_of(
+def difference_of_step(
     compute: Callable[[Sequence[Tensor]], tuple[list[Tensor], Result]],
     run: Runner,
     result: Result,
@@ -447,13 +476,12 @@ def difference_of(
         return comparable(result, compute(inputs)[0])
 
     elsewhere = perturb(leaves, 0.01)
-    wanted = function(elsewhere)
-    rounding = effect_of_rounding(function, elsewhere, wanted)
-    difference = compare(comparable(result, run(elsewhere)), wanted, rounding)
+    actual = comparable(result, run(elsewhere))
+    difference = difference_of(function, actual, elsewhere, function(elsewhere))
     if difference:
         return difference
-    rounding = effect_of_rounding(function, leaves, function(leaves))
-    return compare(comparable(result, run(leaves)), comparable(result, expected), rounding)
+    actual = comparable(result, run(leaves))
+    return difference_of(function, actual, leaves, comparable(result, expected))
 
 
 def comparable(result: Result, outputs: Sequence[Tensor]) -> list[Tensor]:

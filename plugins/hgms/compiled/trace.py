@@ -180,7 +180,7 @@ def lift_constants(
         value = getattr(traced, node.target) if node.op == "get_attr" else None
         if not isinstance(value, Tensor):  # a graph of a loop is no input
             continue
-        key = _place(value)
+        key = place_of(value)
         if key not in constants:
             place = graph.inserting_before(inputs[0]) if first else graph.inserting_after(last)
             with place:
@@ -191,7 +191,7 @@ def lift_constants(
     return GraphModule(traced, graph), tuple(tensor.detach() for _, tensor in constants.values())
 
 
-def _place(value: Tensor) -> Hashable:
+def place_of(value: Tensor) -> Hashable:
     """Return a key of the memory and the shape of a tensor."""
     memory = value.untyped_storage()._cdata
     return memory, value.storage_offset(), value.shape, value.stride(), value.dtype

@@ -52,12 +52,42 @@ def compare(
     return ""
 
 
-def effect_of_rounding(
-    function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+def difference_of(
+    function: Callable[..., Sequence[Tensor]],
+    actual: Sequence[Tensor],
     leaves: Sequence[Tensor],
     expected: Sequence[Tensor],
+    rounding: Callable[..., list[float]] | None = None,
+) -> str:
+    """Return how the actual values differ from the expected values of a function at ``leaves``.
+
+    The effect of rounding is allowed, see :func:`effect_of_rounding`. It is measured only for
+    values that differ by more than the tolerance without it.
+    """
+    if not compare(actual, expected):
+        return ""
+    measure = effect_of_rounding if rounding is None else rounding
+    return compare(actual, expected, measure(function, leaves))
+
+
+def difference_at(
+    function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    run: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    leaves: Sequence[Tensor],
+) -> str:
+    """Return how a loaded program differs from a function, at ``leaves`` and at other values."""
+    for inputs in (perturb(leaves, 0.01), leaves):
+        difference = difference_of(function, run(inputs), inputs, function(inputs))
+        if difference:
+            return difference
+    return ""
+
+
+def effect_of_rounding(
+    function: Callable[[Sequence[Tensor]], Sequence[Tensor]], leaves: Sequence[Tensor]
 ) -> list[float]:
     """Return how much each output changes if the inputs change by some units of the last digit."""
+    expected = function(leaves)
     largest = [0.0] * len(expected)
     for sample in range(SAMPLES - 1):
         nearby = function(perturb(leaves, None, sample, digits=ROUNDED))

@@ -23,6 +23,7 @@ import copyreg
 import functools
 import importlib.util
 import linecache
+import os
 import random
 import sys
 import sysconfig
@@ -37,6 +38,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from torch.fx import GraphModule
 
 from hgms.facts import module_file
 from hgms.store import Digest, digest
@@ -102,8 +104,37 @@ def fingerprints(problem: Problem) -> dict[str, str]:
     return known
 
 
+class Unidentified(Exception):
+    """An object whose code or values cannot be read."""
+
+
+def identify(value: object, ignored: tuple[type, ...] = ()) -> tuple[str, list[torch.Tensor]]:
+    """Return a digest of the code and the settings of an object, and its tensors in their order.
+
+    The digest contains the shapes and types of tensors and which of them are one object, but not
+    their numbers. It contains no object of the ``ignored`` types. Code of libraries is represented
+    by the name, the size and the time of its file.
+
+    Raises
+    ------
+    Unidentified
+        For an object without readable code or values, such as a function without source.
+
+    Examples
+    --------
+    >>> a, b = torch.ones(2), torch.ones(2)
+    >>> identify([a, a])[0] == identify([b, b])[0] != identify([a, b])[0]
+    True
+    """
+    code = _Identities(ignored)
+    return code.of(value), code.tensors
+
+
 class _Fingerprints:
     """Digests of objects, each computed once. A cycle is cut at its closing reference."""
+
+    _module_settings: tuple[type, ...] = (*_SCALARS, tuple, types.FunctionType)
+    """The types of the settings of a library's module that a digest contains."""
 
     def __init__(self, replaced: Mapping[str, torch.Tensor] | None = None) -> None:
         self._replaced = {} if replaced is None else replaced
@@ -190,7 +221,7 @@ class _Fingerprints:
         code = function.__code__
         node = _definition(code)
         if node is None:
-            yield _WITHOUT_SOURCE.setdefault(code, uuid.uuid4().hex)
+            yield self._identity(code)
             return
         yield ast.unparse(node)
         for name in _imports_in(node, function.__globals__.get("__package__")):
@@ -236,11 +267,8 @@ class _Fingerprints:
             self._shapes_only |= set(map(id, same))
         for name, part in module.named_modules(remove_duplicate=False):
             yield from (name, self.of(type(part)), part.training)
-            settings = (
-                (*_SCALARS, tuple, types.FunctionType)
-                if _is_library(type(part).__module__)
-                else (object,)
-            )
+            library = _is_library(type(part).__module__)
+            settings = self._module_settings if library else (object,)
             for key, item in vars(part).items():
                 if (
                     key in ("_parameters", "_buffers")
@@ -256,7 +284,81 @@ class _Fingerprints:
         elif library != "logging" and not isinstance(value, _RANDOM):
             yield from (self.of(type(value)), getattr(value, "__module__", ""))
             yield self.of(getattr(value, "__wrapped__", None))
-            yield from map(self.of, _reduce(value))
+            yield from map(self.of, self._state(value))
+
+    def _identity(self, code: types.CodeType) -> str:
+        """Return the identity of a function without readable source."""
+        return _WITHOUT_SOURCE.setdefault(code, uuid.uuid4().hex)
+
+    def _state(self, value: object) -> list[object]:
+        return _reduce(value)
+
+
+class _Identities(_Fingerprints):
+    """Digests of code and settings; a tensor is its position, shape and type."""
+
+    _module_settings = (object,)
+
+    def __init__(self, ignored: tuple[type, ...]) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+        self._ignored = ignored
+
+    def of(self, value: object) -> str:
+        if len(self._open) > DEPTH:
+            raise Unidentified("too many levels of nested objects")
+        return super().of(value)
+
+    def _parts(self, value: Any) -> Iterator[object]:
+        if isinstance(value, self._ignored):
+            return
+        if isinstance(value, GraphModule):
+            graphs = [part for part in value.modules() if isinstance(part, GraphModule)]
+            yield from (part.code for part in graphs)
+            yield from map(self.of, value.state_dict(keep_vars=True).values())
+        elif isinstance(value, Problem):
+            for field in attrs.fields(Problem):
+                if field.init and field.name not in _OUTSIDE_STEPS:
+                    yield self.of(getattr(value, field.name))
+        else:
+            yield from super()._parts(value)
+
+    def _tensor(self, tensor: torch.Tensor) -> Iterator[object]:
+        if tensor.layout is not torch.strided:
+            raise Unidentified(f"a tensor with the layout {tensor.layout}")
+        self.tensors.append(tensor)
+        yield from (len(self.tensors), tensor.dtype, tensor.device, tuple(tensor.shape))
+        yield from (tensor.stride(), tensor.requires_grad)
+
+    def _function(self, function: types.FunctionType) -> Iterator[object]:
+        yield from _library_file(function.__module__)
+        yield from super()._function(function)
+
+    def _class(self, cls: type) -> Iterator[object]:
+        yield from _library_file(cls.__module__)
+        yield from super()._class(cls)
+
+    def _identity(self, code: types.CodeType) -> str:
+        raise Unidentified(f"the function {code.co_name} without readable source")
+
+    def _state(self, value: object) -> list[object]:
+        parts = super()._state(value)
+        if len(parts) == 1 and parts[0] is None:
+            raise Unidentified(f"a {_qualified_name(type(value))} without readable values")
+        return parts
+
+
+_OUTSIDE_STEPS = ("evaluate", "compiler", "guard", "references")
+"""Fields of a problem that a step does not read."""
+
+
+def _library_file(module: str | None) -> Iterator[object]:
+    """Yield the size and the time of the file of a library's module, except the modules of HGMS."""
+    name = module or ""
+    file = module_file(name)
+    if file is not None and name.partition(".")[0] not in FIRST_PARTY and _is_library(name):
+        about = os.stat(file)
+        yield (about.st_size, about.st_mtime_ns)
 
 
 def _reduce(value: object) -> list[object]:
