@@ -14,7 +14,15 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from hgms.compiled.programs import Programs, Runner
-from hgms.compiled.trace import Split, arrangement, flatten, split, unflatten, without_mutations
+from hgms.compiled.trace import (
+    Split,
+    arrangement,
+    flatten,
+    of_leaves,
+    split,
+    unflatten,
+    without_mutations,
+)
 from hgms.compiled.verify import difference_at
 from hgms_core import (
     Batch,
@@ -179,8 +187,6 @@ class Levels:
 class Linearized:
     """Compiled functions of two losses for arguments of given shapes, see :func:`linearized`."""
 
-    programs: Programs
-    key: tuple[Hashable, ...]
     constants: tuple[Tensor, ...]
     structure: Any
     prepare: Runner
@@ -214,30 +220,27 @@ class Linearized:
             )
             return (here.upper_loss, here.direct, here.rhs, here.slope), product, here.mixed(v)
 
-        def function(inputs: Sequence[Tensor]) -> list[Tensor]:
-            outputs: list[Tensor] = []
-            flatten(values_and_products(*unflatten(arranged, inputs)), outputs)
-            return outputs
-
-        def make() -> tuple[Any, ...] | None:
+        def make() -> Linearized | None:
             return cls._make(programs, levels, values_and_products, arguments)
 
-        def check(found: tuple[Any, ...]) -> str:
-            return difference_at(function, cls(programs, key, *found).outputs, leaves)
+        def check(found: Linearized) -> str:
+            return difference_at(of_leaves(values_and_products, arranged), found.outputs, leaves)
 
         spec = Ravel.of(x)
         along = spec.ravel({name: torch.ones_like(leaf) for name, leaf in x.items()})
         arguments = (theta, x, below, above, along)
         leaves: list[Tensor] = []
         arranged = flatten(arguments, leaves)
-        made = programs.recall(NAMES, (*NAMES, key, levels, arranged), leaves, make, check)
-        return None if made is None else cls(programs, key, *made)
+        return programs.recall(NAMES, (*NAMES, key, levels, arranged), leaves, make, check)
 
-    @staticmethod
+    @classmethod
     def _make(
-        programs: Programs, levels: Levels, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
-        """Return the fields of a linearization except the compiler and the key."""
+        cls,
+        programs: Programs,
+        levels: Levels,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+    ) -> Linearized | None:
         theta, *_, along = arguments
         traced = programs.traced("linearization", function, arguments)
         if traced is None:
@@ -267,43 +270,41 @@ class Linearized:
         product = pieces.after[0]
         inexact = Inexact.difference(product, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
-        return (
-            traced.constants,
-            traced.structure,
-            prepare,
-            product,
-            mixed,
-            pieces.kept,
-            passes,
-            noise,
+        return cls(
+            traced.constants, traced.structure, prepare, product, mixed, pieces.kept, passes, noise
         )
 
-    def outputs(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """Return the values that do not depend on v, and both products, for ``[*leaves, v]``."""
-        *here, v = leaves
-        level = self.at(here)
-        assert isinstance(level.matvec, CompiledProduct)
-        product = self.product(*level.matvec.residuals, v)
-        outputs: list[Tensor] = []
-        values = (level.upper_loss, level.direct, level.rhs, level.slope)
-        flatten((values, product, level.mixed(v)), outputs)
-        return outputs
-
-    def at(self, leaves: Sequence[Tensor]) -> Linearization:
+    def at(
+        self, programs: Programs, key: tuple[Hashable, ...], leaves: Sequence[Tensor]
+    ) -> Linearization:
         """Return the linearization at the (θ, x) and batches with these leaves."""
         first, _, by_name = self.structure
-        inputs = [*leaves, *self.constants]
-        outputs = self.prepare(inputs)
-        upper_loss, direct, rhs, slope = unflatten(first, outputs)
-        values = [*inputs, *outputs[len(direct) + 3 :]]
-        of_product, of_mixed = ([values[i].contiguous() for i in numbers] for numbers in self.kept)
+        values, of_product, of_mixed = self._prepared(leaves)
+        upper_loss, direct, rhs, slope = unflatten(first, values)
 
         def mixed(v: Tensor) -> Tree:
             product: Tree = unflatten(by_name, self.mixed([*of_mixed, v]))
             return product
 
-        matvec = CompiledProduct(self.programs, self.key, self.product, of_product, self.noise)
+        matvec = CompiledProduct(programs, key, self.product, of_product, self.noise)
         return Linearization(upper_loss, direct, rhs, slope, matvec, mixed, self.passes)
+
+    def outputs(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """Return the values that do not depend on v, and both products, for ``[*leaves, v]``."""
+        *here, v = leaves
+        values, of_product, of_mixed = self._prepared(here)
+        return [*values, *self.product(*of_product, v), *self.mixed([*of_mixed, v])]
+
+    def _prepared(
+        self, leaves: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], list[Tensor], list[Tensor]]:
+        """Return the values that do not depend on v, and the arguments of both products."""
+        done = len(self.structure[0][1]) + 3
+        inputs = [*leaves, *self.constants]
+        outputs = self.prepare(inputs)
+        values = [*inputs, *outputs[done:]]
+        of_product, of_mixed = ([values[i].contiguous() for i in numbers] for numbers in self.kept)
+        return outputs[:done], of_product, of_mixed
 
 
 def linearized(
@@ -346,4 +347,4 @@ def linearized(
         ("linearization", *name),
         lambda: Linearized.of(programs, name, levels, theta, x, below, above),
     )
-    return None if compiled is None else compiled.at(leaves)
+    return None if compiled is None else compiled.at(programs, name, leaves)

@@ -6,17 +6,18 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import define
 from torch import Tensor
 from torch.fx import GraphModule
 
-from hgms.store import DiskError, cache_folder, digest, replace_file
+from hgms.store import digest
+from hgms.store.saved import DIGITS, SavedFile
 
 ENTRY = "inductor_entry_cpp"
 """The function of a library that inductor's C++ wrapper generates."""
@@ -24,42 +25,6 @@ KIND = "programs"
 """The folder of stored libraries below the cache folder. It can be deleted at any time."""
 FORMAT = "scratch"
 """Version of the generated code; libraries of other versions are compiled again."""
-DIGITS = 32
-"""Length of the key, and of the checksum, in the name of a file."""
-
-
-@frozen
-class SavedFile:
-    """Files of one key in the cache, whose names contain their checksums.
-
-    Processes that write the same key at the same time leave an undamaged file.
-    """
-
-    key: str
-    suffix: str
-
-    def contents(self) -> Iterator[tuple[Path, bytes]]:
-        """Yield the undamaged files and their contents."""
-        for path in sorted(cache_folder(KIND).glob(f"{self.key}-*{self.suffix}")):
-            with contextlib.suppress(OSError):
-                content = path.read_bytes()
-                if path == self._path(content):
-                    yield path, content
-
-    def store(self, content: bytes) -> None:
-        """Write a file, if the cache is writable."""
-        with contextlib.suppress(OSError, DiskError):
-            path = self._path(content)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
-
-    def delete(self) -> None:
-        """Delete the files."""
-        for path, _ in self.contents():
-            path.unlink(missing_ok=True)
-
-    def _path(self, content: bytes) -> Path:
-        return cache_folder(KIND) / f"{self.key}-{digest(content)[:DIGITS]}{self.suffix}"
 
 
 @define(eq=False)
@@ -97,7 +62,7 @@ class Library:
     @classmethod
     def load(cls, key: str) -> Library | None:
         """Return the stored library, if an undamaged file exists."""
-        for path, _ in SavedFile(key, ".so").contents():
+        for path, _ in SavedFile(KIND, key, ".so").contents():
             with contextlib.suppress(OSError, ImportError, AttributeError):
                 return cls(path, _entry(path), key)
         return None
@@ -105,8 +70,19 @@ class Library:
     def store(self, key: str) -> None:
         """Store a copy under this key, if the cache is writable."""
         with contextlib.suppress(OSError):
-            SavedFile(key, ".so").store(self.path.read_bytes())
+            SavedFile(KIND, key, ".so").store(self.path.read_bytes())
             self.key = key
+
+    @classmethod
+    def existing(cls, key: str) -> Library:
+        """Return the stored library. Raises FileNotFoundError."""
+        library = cls.load(key)
+        if library is None:
+            raise FileNotFoundError(key)
+        return library
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.existing, (self.key,)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(plain(inputs))

@@ -18,12 +18,19 @@ from torch.fx import GraphModule, Node
 
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
-from hgms.compiled.library import Library, is_on_cpu, key_of, plain
+from hgms.compiled.library import KIND, Library, is_on_cpu, key_of, plain, software
 from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
-from hgms.compiled.stored import Entry
-from hgms.compiled.trace import Trace, arrangement, flatten, trace, unflatten
-from hgms.compiled.verify import compare, difference_at, difference_of, perturb, rounding_of
+from hgms.compiled.trace import Trace, arrangement, flatten, of_leaves, trace, unflatten
+from hgms.compiled.verify import (
+    compare,
+    difference_at,
+    difference_of,
+    perturb,
+    rounding_of,
+    skip_compiler_import,
+)
+from hgms.config.code_cache import CodeCache
 from hgms_core import ConfigError, Pipeline, Problem, Record, State
 from hgms_core.torch_errors import first_line
 
@@ -162,17 +169,19 @@ class Programs:
         if any(map(self.refuses, names)):
             return None
         with self.making():
-            entry = Entry.of(parts, leaves, (Programs,))
+            entry = _entry(parts, leaves)
             known: Value | None = None if entry is None else entry.load()
             difference = "" if known is None else _outcome(check, known)
+        if entry is None:
+            return make()
         if known is not None and not difference:
             self.outcomes |= dict.fromkeys(names, "compiled")
             return known
-        if difference and entry is not None:
+        if difference:
             entry.file.delete()
-            LOG.warning("%s from disk is made again: it differs %s", names[0], difference)
+            LOG.warning("%s from disk is made again, since it differs: %s", names[0], difference)
         made = make()
-        if made is not None and entry is not None:
+        if made is not None:
             entry.store(made)
         return made
 
@@ -235,8 +244,7 @@ class Programs:
             # Check at arguments other than those of the trace, in case the graph contains their
             # values.
             elsewhere = perturb(leaves, 0.01)
-            expected: list[Tensor] = []
-            flatten(function(*unflatten(arranged, elsewhere)), expected)
+            expected = of_leaves(function, arranged)(elsewhere)
             return result, compare(result.graph(*elsewhere, *result.constants), expected)
 
         found = self.attempt(name, "traced", make)
@@ -301,12 +309,20 @@ class Programs:
         )
 
 
+def _entry(parts: tuple[Any, ...], leaves: Sequence[Tensor]) -> CodeCache | None:
+    """Return the place of a program on disk; None on a GPU, and for parts without readable code."""
+    kinds = [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves]
+    with contextlib.suppress(Exception):  # reading an object of a user can raise any
+        if is_on_cpu(leaves):
+            return CodeCache.of(KIND, parts, kinds, software(), ignored=(Programs,))
+    return None
+
+
 def _outcome(check: Callable[[Value], str], program: Value) -> str:
     """Return how a loaded program differs; an error counts as a difference."""
+    skip_compiler_import()
     try:
         return check(program)
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
         return first_line(error)
 
@@ -350,12 +366,7 @@ class _Shapes:
         if len(self._runners) >= SHAPES:
             return None
         arranged = flatten(arguments, [])
-
-        def function(inputs: Sequence[Tensor]) -> list[Tensor]:
-            outputs: list[Tensor] = []
-            flatten(self._function(*unflatten(arranged, inputs)), outputs)
-            return outputs
-
+        function = of_leaves(self._function, arranged)
         return self._programs.recall(
             [self._name],
             (*self._parts, arranged),

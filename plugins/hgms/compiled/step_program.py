@@ -15,7 +15,7 @@ from hgms.compiled.library import plain
 from hgms.compiled.loops import TABLE
 from hgms.compiled.small_products import LARGE
 from hgms.compiled.trace import Structure, apart, flatten, lift_constants
-from hgms.compiled.verify import difference_of, perturb
+from hgms.compiled.verify import difference_at
 from hgms_core import (
     Candidates,
     Cost,
@@ -384,7 +384,12 @@ class JoinedStep:
                 after["start"] = kept["start"]
             expected = list(Leaves.carried(after).leaves)
             flatten((after["x"], without_costs(record)), expected)
-            return difference_of_step(compute, run, result, leaves, expected)
+            return difference_at(
+                lambda inputs: comparable(result, compute(inputs)[0]),
+                lambda inputs: comparable(result, run(inputs)),
+                leaves,
+                comparable(result, expected),
+            )
 
         def make() -> Program | None:
             traced = self.compiler.attempt(NAME, "traced", lambda: trace_step(compute, leaves))
@@ -457,31 +462,6 @@ def trace_step(
     graph, constants = lift_constants(traced(*apart(leaves)))
     graph.graph.eliminate_dead_code()
     return graph, constants, results[0]
-
-
-def difference_of_step(
-    compute: Callable[[Sequence[Tensor]], tuple[list[Tensor], Result]],
-    run: Runner,
-    result: Result,
-    leaves: Sequence[Tensor],
-    expected: Sequence[Tensor],
-) -> str:
-    """Return how a program differs from the eager step; empty if both agree.
-
-    At the values of ``leaves`` it is compared with the pipeline (``expected``), and at other values
-    with the function that was traced, in case the graph contains the values of the trace.
-    """
-
-    def function(inputs: Sequence[Tensor]) -> list[Tensor]:
-        return comparable(result, compute(inputs)[0])
-
-    elsewhere = perturb(leaves, 0.01)
-    actual = comparable(result, run(elsewhere))
-    difference = difference_of(function, actual, elsewhere, function(elsewhere))
-    if difference:
-        return difference
-    actual = comparable(result, run(leaves))
-    return difference_of(function, actual, leaves, comparable(result, expected))
 
 
 def comparable(result: Result, outputs: Sequence[Tensor]) -> list[Tensor]:

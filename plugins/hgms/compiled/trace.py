@@ -16,6 +16,8 @@ from torch.func import functionalize
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from hgms.config.code_cache import place_of
+
 Structure = Any
 """Positions of the leaves in a value: None, ``...`` for a tensor, a list of structures, or a
 dictionary of structures.
@@ -60,6 +62,19 @@ def unflatten(structure: Structure, leaves: Sequence[Tensor]) -> Any:
         return None if part is None else [build(item) for item in part]
 
     return build(structure)
+
+
+def of_leaves(
+    function: Callable[..., Any], structure: Structure
+) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+    """Return a function of arguments with this structure as a function of their leaves."""
+
+    def flat(leaves: Sequence[Tensor]) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        flatten(function(*unflatten(structure, leaves)), outputs)
+        return outputs
+
+    return flat
 
 
 def arrangement(value: Any) -> Hashable:
@@ -189,12 +204,6 @@ def lift_constants(
         node.replace_all_uses_with(constants[key][0])
         graph.erase_node(node)
     return GraphModule(traced, graph), tuple(tensor.detach() for _, tensor in constants.values())
-
-
-def place_of(value: Tensor) -> Hashable:
-    """Return a key of the memory and the shape of a tensor."""
-    memory = value.untyped_storage()._cdata
-    return memory, value.storage_offset(), value.shape, value.stride(), value.dtype
 
 
 def without_repetitions(graph: Graph) -> Graph:

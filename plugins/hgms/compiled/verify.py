@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,6 +29,10 @@ MARGIN = 10
 """Permitted difference in units of the measured rounding error. The residual at the end of a solve
 differed by 4.4 units (float32, 30 products of a 784-300-10 network).
 """
+REFS = ("add", "sub", "mul", "div")
+"""Operations with a Python function for shapes in ``torch._refs``."""
+MARK = "__dynamo_disable"
+"""The attribute with the form of a function that torch's compiler does not see."""
 
 
 def compare(
@@ -74,13 +80,17 @@ def difference_at(
     function: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     run: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     leaves: Sequence[Tensor],
+    expected: Sequence[Tensor] | None = None,
 ) -> str:
-    """Return how a loaded program differs from a function, at ``leaves`` and at other values."""
-    for inputs in (perturb(leaves, 0.01), leaves):
-        difference = difference_of(function, run(inputs), inputs, function(inputs))
-        if difference:
-            return difference
-    return ""
+    """Return how a program differs from a function; empty if they agree.
+
+    It is compared at values other than ``leaves``, in case the program contains the values of its
+    trace, and at ``leaves``, where the results of the function are ``expected`` if given.
+    """
+    elsewhere = perturb(leaves, 0.01)
+    difference = difference_of(function, run(elsewhere), elsewhere, function(elsewhere))
+    wanted = function(leaves) if expected is None else expected
+    return difference or difference_of(function, run(leaves), leaves, wanted)
 
 
 def effect_of_rounding(
@@ -167,3 +177,19 @@ def perturb(
 def _largest(leaf: Tensor) -> float:
     finite = leaf[torch.isfinite(leaf)]
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def skip_compiler_import() -> None:
+    """Let eager derivatives run without torch's compiler, whose import takes seconds.
+
+    torch computes shapes of forward-mode derivatives by functions that import the compiler in order
+    to hide themselves from it. No trace is in progress here.
+    """
+    import torch._refs as refs
+
+    functions: list[Any] = [] if "torch._dynamo" in sys.modules else [vars(refs)[n] for n in REFS]
+    while functions:
+        function = functions.pop()
+        if isinstance(function, FunctionType) and MARK not in function.__dict__:
+            function.__dict__[MARK] = function
+            functions += [cell.cell_contents for cell in function.__closure__ or ()]
