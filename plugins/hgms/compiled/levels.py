@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from attrs import define, frozen
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, symbolic_trace
 
 from hgms.compiled.programs import Programs, Runner
 from hgms.compiled.trace import (
@@ -267,7 +267,8 @@ class Linearized:
         if mixed is None:
             return None
         passes = 2 if levels.strategy == "difference" else 1
-        product = pieces.after[0]
+        # The names in its code are those of a loaded graph, so that keys with the code agree.
+        product = symbolic_trace(pieces.after[0])
         inexact = Inexact.difference(product, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
         return cls(

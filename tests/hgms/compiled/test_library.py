@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch.fx import GraphModule, symbolic_trace
 from hgms.compiled import Programs
 from hgms.compiled.library import Library, key_of
 from hgms.store import cache_folder
+from hgms.store.saved import SavedFile
 
 STEP = """
 import sys
@@ -81,7 +84,7 @@ def test_another_process_loads_a_program_and_a_damaged_file_is_rewritten(folder:
     run = names["run"]
     assert callable(run)
     first: Tensor = run()
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*.so")
     shown = subprocess.run(
         [sys.executable, "-c", STEP + PRINT], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -101,3 +104,158 @@ def test_programs_of_an_interpreter_are_not_stored(
     )
     assert float(Programs()(("double",), lambda x: 2 * x)(torch.ones(()))) == 2
     assert not folder.exists()
+
+
+LOSS = """
+SCALE = 2.0
+
+def loss(theta, x, batch):
+    fit = (theta["t"] * (batch["a"] @ x["w"]).sin()).square().mean()
+    return SCALE * fit + {ridge} * (x["w"] * x["w"]).sum()
+"""
+RUN = """
+import json, logging, sys
+logging.basicConfig()
+import torch
+from attrs import evolve
+import loss_module
+from hgms.compiled import Programs
+from hgms.compiled import programs as made
+from hgms.compiled import levels, step_program
+from hgms.generators.branches import Branches
+from hgms.hypergradients import Implicit
+from hgms.optim import SGD
+from hgms.outer import Adam
+from hgms.selectors import BestOfN
+from hgms.solvers import CG
+from hgms_core import ROLES, Data, Pipeline, Problem
+
+def steps(joins=True, rows=6, loss=loss_module.loss):
+    '''Take two outer steps; return the state, and the number of traces.'''
+    torch.manual_seed(0)
+    traces = []
+
+    def counted(module, name):
+        function = getattr(module, name)
+        def call(*arguments):
+            traces.append(name)
+            return function(*arguments)
+        setattr(module, name, call)
+        return module, name, function
+
+    data = Data.of({"a": torch.linspace(-1, 1, 4 * rows).reshape(rows, 4).sin()})
+    problem = Problem(
+        theta0={"t": torch.ones(1)},
+        x0={"w": torch.linspace(0, 1, 4)},
+        g=loss,
+        f=loss,
+        lower_data=data,
+        upper_data=dict.fromkeys(ROLES, data),
+        compiler=Programs(joins=joins),
+    )
+    pipeline = Pipeline(
+        generator=Branches(count=2, steps=2, optimizer=SGD(lr=0.1)),
+        selector=BestOfN(),
+        hypergradient=Implicit(solver=CG(ridge=0.5, max_steps=3)),
+        outer=Adam(lr=0.1),
+    )
+    kept = [counted(made, "trace"), counted(step_program, "trace_step"), counted(levels, "split")]
+    try:
+        state = pipeline.init(problem, 0)
+        for _ in range(2):
+            state, _record = pipeline.step(problem, state)
+    finally:
+        for module, name, function in kept:
+            setattr(module, name, function)
+    assert set(problem.compiler.outcomes.values()) == {"compiled"}, problem.compiler.outcomes
+    return float(state["theta"]["t"]), traces
+"""
+SHOW = """
+print(json.dumps([*steps(joins={joins}), "torch._dynamo" in sys.modules]))
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("joins", [True, False], ids=["one program", "part by part"])
+def test_a_second_process_loads_steps_without_a_trace(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    """A changed loss is traced again. A program that differs is made again, with one warning."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    script = tmp_path / "script.py"
+    script.write_text(RUN + SHOW.format(joins=joins))
+
+    def run(ridge: float) -> tuple[list[Any], str]:
+        (tmp_path / "loss_module.py").write_text(LOSS.format(ridge=ridge))
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+        shown: list[Any] = json.loads(done.stdout)
+        return shown, done.stderr
+
+    (value, traces, _), _ = run(0.1)
+    assert traces
+    assert run(0.1)[0] == [value, [], False]
+    (other, traces, _), _ = run(0.25)
+    assert traces
+    assert other != value
+    assert run(0.1)[0] == [value, [], False]
+    if joins:
+        # two losses, one program each: the wrong program under the key of the first loss
+        one, two = sorted(folder.glob("*.pickle"))
+        wrong = two.read_bytes()
+        key_of_one = one.name.partition("-")[0]
+        one.unlink()
+        SavedFile("programs", key_of_one, ".pickle").store(wrong)
+        shown = [run(ridge) for ridge in (0.1, 0.25)]
+        assert [found[:2] for found, _ in shown] in (
+            [[value, ["trace_step"]], [other, []]],
+            [[value, []], [other, ["trace_step"]]],
+        )
+        assert "".join(errors for _, errors in shown).count("made again, since it differs") == 1
+        assert run(0.1)[0] == [value, [], False]
+
+
+def test_a_result_that_differs_is_made_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = []
+
+    def recall(difference: str, parts: object = "code", size: int = 2) -> object:
+        def make() -> list[int]:
+            made.append(size)
+            return [len(made)]
+
+        leaves = [torch.ones(size)]
+        return Programs().recall(["name"], (parts,), leaves, make, lambda found: difference)
+
+    assert [recall(""), recall(""), made] == [[1], [1], [2]]
+    assert not caplog.records
+    assert recall("by 1") == recall("") == [2]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert recall("", size=3) == [3]
+    names: dict[str, object] = {}
+    exec("def step(x):\n    return x", names)
+    assert recall("", names["step"]) != recall("", names["step"]), "without source: never stored"
+
+
+def test_another_version_of_torch_makes_programs_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recall(value: int) -> object:
+        return Programs().recall(["name"], ("code",), [], lambda: [value], lambda found: "")
+
+    assert recall(1) == recall(2) == [1]
+    monkeypatch.setattr(torch, "__version__", "2.99")
+    assert recall(3) == [3]
+
+
+def test_an_error_of_a_check_makes_a_program_again(folder: Path) -> None:
+    def fail(found: object) -> str:
+        raise RuntimeError("another shape")
+
+    programs = Programs()
+    for value in (1, 2):
+        assert programs.recall(["name"], ("code",), [], lambda value=value: [value], fail) == [
+            value
+        ]
+    programs.refuse("name", "cannot be compiled")
+    assert programs.recall(["name"], ("code",), [], lambda: [3], lambda found: "") is None
