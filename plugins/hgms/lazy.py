@@ -10,6 +10,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 Places = Mapping[str, str]
@@ -87,3 +88,26 @@ def _unknown(package: str, name: str, names: Sequence[str]) -> str:
     near = [] if name.startswith("_") else difflib.get_close_matches(name, names, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"module {package!r} has no attribute {name!r}{hint}"
+
+
+SHAPES = ("add", "sub", "mul", "div")
+"""Operations whose shapes forward-mode derivatives compute by functions of ``torch._refs``."""
+HIDDEN = "__dynamo_disable"
+"""The attribute with the form of a function that torch's compiler does not see."""
+
+
+def avoid_compiler_import() -> None:
+    """Let eager derivatives run without torch's compiler, whose import takes seconds.
+
+    Without these attributes, torch imports the compiler to hide its functions for shapes from it.
+    """
+    import torch._refs as refs
+
+    functions: list[object] = []
+    if "torch._dynamo" not in sys.modules:
+        functions += [getattr(refs, name) for name in SHAPES]
+    while functions:
+        function = functions.pop()
+        if isinstance(function, FunctionType) and HIDDEN not in function.__dict__:
+            function.__dict__[HIDDEN] = function
+            functions += [cell.cell_contents for cell in function.__closure__ or ()]

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from attrs import define
 from torch import Tensor
 from torch.fx import GraphModule
 
-from hgms.store import digest
-from hgms.store.saved import DIGITS, SavedFile
+from hgms.store import DIGITS, SavedFile, digest
 
 ENTRY = "inductor_entry_cpp"
 """The function of a library that inductor's C++ wrapper generates."""
@@ -62,10 +61,13 @@ class Library:
     @classmethod
     def load(cls, key: str) -> Library | None:
         """Return the stored library, if an undamaged file exists."""
+        return next(cls._stored(key), None)
+
+    @classmethod
+    def _stored(cls, key: str) -> Iterator[Library]:
         for path, _ in SavedFile(KIND, key, ".so").contents():
             with contextlib.suppress(OSError, ImportError, AttributeError):
-                return cls(path, _entry(path), key)
-        return None
+                yield cls(path, _entry(path), key)
 
     def store(self, key: str) -> None:
         """Store a copy under this key, if the cache is writable."""
@@ -75,11 +77,8 @@ class Library:
 
     @classmethod
     def existing(cls, key: str) -> Library:
-        """Return the stored library. Raises FileNotFoundError."""
-        library = cls.load(key)
-        if library is None:
-            raise FileNotFoundError(key)
-        return library
+        """Return the stored library. Errors: StopIteration."""
+        return next(cls._stored(key))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.existing, (self.key,)

@@ -22,15 +22,9 @@ from hgms.compiled.library import KIND, Library, is_on_cpu, key_of, plain, softw
 from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, of_leaves, trace, unflatten
-from hgms.compiled.verify import (
-    compare,
-    difference_at,
-    difference_of,
-    perturb,
-    rounding_of,
-    skip_compiler_import,
-)
+from hgms.compiled.verify import compare, difference_at, difference_of, perturb, rounding_of
 from hgms.config.code_cache import CodeCache
+from hgms.lazy import avoid_compiler_import
 from hgms_core import ConfigError, Pipeline, Problem, Record, State
 from hgms_core.torch_errors import first_line
 
@@ -320,7 +314,7 @@ def _entry(parts: tuple[Any, ...], leaves: Sequence[Tensor]) -> CodeCache | None
 
 def _outcome(check: Callable[[Value], str], program: Value) -> str:
     """Return how a loaded program differs; an error counts as a difference."""
-    skip_compiler_import()
+    avoid_compiler_import()
     try:
         return check(program)
     except Exception as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,10 +27,6 @@ MARGIN = 10
 """Permitted difference in units of the measured rounding error. The residual at the end of a solve
 differed by 4.4 units (float32, 30 products of a 784-300-10 network).
 """
-REFS = ("add", "sub", "mul", "div")
-"""Operations with a Python function for shapes in ``torch._refs``."""
-MARK = "__dynamo_disable"
-"""The attribute with the form of a function that torch's compiler does not see."""
 
 
 def compare(
@@ -177,19 +171,3 @@ def perturb(
 def _largest(leaf: Tensor) -> float:
     finite = leaf[torch.isfinite(leaf)]
     return float(finite.abs().max()) if finite.numel() else 0.0
-
-
-def skip_compiler_import() -> None:
-    """Let eager derivatives run without torch's compiler, whose import takes seconds.
-
-    torch computes shapes of forward-mode derivatives by functions that import the compiler in order
-    to hide themselves from it. No trace is in progress here.
-    """
-    import torch._refs as refs
-
-    functions: list[Any] = [] if "torch._dynamo" in sys.modules else [vars(refs)[n] for n in REFS]
-    while functions:
-        function = functions.pop()
-        if isinstance(function, FunctionType) and MARK not in function.__dict__:
-            function.__dict__[MARK] = function
-            functions += [cell.cell_contents for cell in function.__closure__ or ()]

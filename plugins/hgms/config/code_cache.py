@@ -21,8 +21,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.config.fingerprinting import FIRST_PARTY, identify
-from hgms.store import digest
-from hgms.store.saved import DIGITS, SavedFile
+from hgms.store import DIGITS, SavedFile, digest
 
 SWITCHES = ("TORCH", "OMP_", "MKL_", "ONEDNN_", "HGMS_")
 """First letters of environment variables that may change results, except the folders."""

@@ -40,3 +40,5 @@ from hgms.store.lease import Lease as Lease
 from hgms.store.lease import hold_lease as hold_lease
 from hgms.store.lease import holder as holder
 from hgms.store.lease import is_marker as is_marker
+from hgms.store.saved import DIGITS as DIGITS
+from hgms.store.saved import SavedFile as SavedFile

@@ -17,8 +17,7 @@ from torch.fx import GraphModule, symbolic_trace
 
 from hgms.compiled import Programs
 from hgms.compiled.library import Library, key_of
-from hgms.store import cache_folder
-from hgms.store.saved import SavedFile
+from hgms.store import SavedFile, cache_folder
 
 STEP = """
 import sys
