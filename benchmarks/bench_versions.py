@@ -14,9 +14,10 @@ a process with its checkout on the path, which executes a run like ``hgms run``:
 ``[run]`` keep their meaning, and time outside the budget is not counted. Steps: workers execute
 blocks of steps in turns, in random order; compare the ratio of processor time (median over the
 pairs, quartiles, and a 95 % interval of the median). ``--budget``: outer steps within a number of
-seconds of processor time. ``--first``: wall seconds until the first step, with an empty cache of
-compiled code, and with the resulting cache. ``--language``: one step on a small language model
-(N = 4), by each checkout's ``bench_llm.py``.
+seconds of processor time. ``--first``: seconds until the end of the first step, from the start of
+the process and from the start of the run, with an empty cache of compiled code (``cold``), and as
+medians of ``--repetitions`` with the resulting cache (``warm``). ``--language``: one step on a
+small language model (N = 4), by each checkout's ``bench_llm.py``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import hashlib
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -75,9 +77,11 @@ config = RunConfig.from_dict(table)
 problem = config.task.problem(0, torch.device("cpu"), torch.float32)
 problem = evolve(problem, evaluate=lambda theta, x: {})
 begin, left, since = time.perf_counter(), 0, 0.0
+processor = sum(os.times()[:4])
 
 def answer(value):
-    print(json.dumps(value), flush=True)
+    spent = sum(os.times()[:4])
+    print(json.dumps([*value, spent, spent - processor]), flush=True)
 
 def watch(info, record, share):
     global left, since
@@ -125,14 +129,16 @@ class Worker:
 
     def answer(self) -> tuple[float, float]:
         """Return the processor time of the finished block (for a budget: its steps), and wall
-        seconds since the start.
+        seconds since the start of the run.
+
+        ``processor`` are the seconds of the process so far, and since the start of the run.
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"a worker ended without an answer (status {self.process.wait()})")
-        first, wall = json.loads(line)
-        return first, wall
+        first, self.wall, *self.processor = json.loads(line)
+        return first, self.wall
 
     def block(self, steps: int) -> float:
         """Return the processor seconds of one step."""
@@ -245,22 +251,35 @@ def compare_budgets(
     }
 
 
-def time_first_step(sides: Sides, dataset: str, method: str) -> dict[str, Any]:
-    """Return wall seconds until the first outer step, with an empty cache and the resulting
-    cache.
+def time_first_step(
+    sides: Sides, dataset: str, method: str, repetitions: int
+) -> dict[str, dict[str, float]]:
+    """Return seconds until the end of the first outer step, with an empty cache (cold), and with
+    the resulting cache (warm, medians of repetitions in turns), by side.
     """
-    checkout, settings = sides["this"]
-    spent: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as cache:
-        for name in ("cold", "warm"):
-            extra = {"TORCHINDUCTOR_CACHE_DIR": cache, "HGMS_CACHE": cache}
-            with Worker(checkout, settings, dataset, method, ENDLESS, **extra) as worker:
-                _, before = worker.answer()
+    found: dict[str, list[dict[str, float]]] = {}
+    with ExitStack() as stack:
+        caches = {name: stack.enter_context(tempfile.TemporaryDirectory()) for name in sides}
+        for turn in range(1 + repetitions):
+            for side, (checkout, settings) in sides.items():
+                cache = caches[side]
+                extra = {"TORCHINDUCTOR_CACHE_DIR": cache, "HGMS_CACHE": cache}
                 begin = time.perf_counter()
-                worker.block(1)
-                spent[name] = time.perf_counter() - begin
-                spent[f"{name}, with the problem"] = before + spent[name]
-    return spent
+                with Worker(checkout, settings, dataset, method, ENDLESS, **extra) as worker:
+                    worker.answer()
+                    worker.block(1)
+                    process, run = worker.processor
+                    seconds = {
+                        "process, wall": time.perf_counter() - begin,
+                        "run, wall": worker.wall,
+                        "process, processor": process,
+                        "run, processor": run,
+                    }
+                found.setdefault(f"{side} {'warm' if turn else 'cold'}", []).append(seconds)
+    return {
+        name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        for name, rows in found.items()
+    }
 
 
 def compare_language(sides: Sides, repetitions: int) -> dict[str, Any]:
@@ -329,7 +348,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.3, help="processor time of a block")
     parser.add_argument("--budget", type=float, help="count outer steps in so many seconds instead")
-    parser.add_argument("--repetitions", type=int, default=1, help="of a budget")
+    parser.add_argument("--repetitions", type=int, default=1, help="of a budget or a warm start")
     parser.add_argument(
         "--language", action="store_true", help="a step on a language model instead"
     )
@@ -359,15 +378,13 @@ def main() -> None:
             print(json.dumps(figures["methods"], indent=1))
         for method in options.only:
             if options.first:
-                figures["methods"][method] = time_first_step(sides, options.dataset, method)
-                print(
-                    method,
-                    *(
-                        f"{name} {value:.2f} s"
-                        for name, value in figures["methods"][method].items()
-                    ),
-                    flush=True,
-                )
+                first = sides if options.against or options.against_set else {"this": sides["this"]}
+                rows = time_first_step(first, options.dataset, method, options.repetitions)
+                seconds = {kind: rows[f"this {kind}"]["run, wall"] for kind in ("cold", "warm")}
+                figures["methods"][method] = {**rows, **seconds}
+                for name, row in rows.items():
+                    cells = [f"{key} {value:.2f} s" for key, value in row.items()]
+                    print(method, name, *cells, flush=True)
                 continue
             if options.budget:
                 row = compare_budgets(

@@ -77,8 +77,8 @@ class Programs:
     Notes
     -----
     Cost: two calls of the function for the check. On a CPU, the next process loads the compiled
-    function from disk (``$HGMS_CACHE``). On a GPU, it compiles it again, with torch's cache
-    (``TORCHINDUCTOR_CACHE_DIR``).
+    function from disk (``$HGMS_CACHE``) without a trace, and repeats the check. On a GPU, it
+    compiles it again, with torch's cache (``TORCHINDUCTOR_CACHE_DIR``).
 
     Source: torch.fx and torch.compile's inductor.
 
