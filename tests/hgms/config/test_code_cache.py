@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from support.helpers import assert_same
 from hgms.compiled import matrix_route
 from hgms.config.code_cache import CodeCache
 from hgms.config.fingerprinting import Unidentified, identify
-from hgms.store import cache_folder
+from hgms.store import SavedFile, cache_folder
 from hgms_core import Data, Problem
 
 LOSS = """
@@ -147,3 +148,13 @@ def test_damaged_files_are_ignored_and_replaced(folder: Path) -> None:
     assert place.load() == [1, 2]
     place.file.delete()
     assert not list(folder.iterdir())
+
+
+def test_writers_of_one_key_leave_an_undamaged_file(folder: Path) -> None:
+    content = bytes(range(256)) * 2000
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(80):
+            pool.submit(SavedFile("results", "key", ".pickle").store, content)
+    ((path, found),) = SavedFile("results", "key", ".pickle").contents()
+    assert found == content
+    assert [path] == list(folder.iterdir())
