@@ -177,11 +177,7 @@ class Online:
         yield from self._learn(stages)
 
     def _starts(self, stages: Stages) -> Iterator[Candidate]:
-        """Train with the values at the start, at two lower rates; then on other rows.
-
-        If the validation rows alone are better than the training rows, both sets get the same
-        total weight when they train together; otherwise each row has the weight 1.
-        """
+        """Train with the values at the start, at two lower rates; then on other rows."""
         problem = self.problem
         masks, space = problem.masks, problem.space
         self.left = len(SHARES) + 2 * problem.has_validation
@@ -194,13 +190,9 @@ class Online:
             yield found
         self.rate = min(losses, key=losses.__getitem__)
         if problem.has_validation:
-            alone = self._train(stages, "validation rows only", space.start, masks.outer)
-            yield alone
-            weight = torch.ones_like(masks.outer[:, :1])
-            if alone.loss < losses[self.rate]:
-                weight = masks.fit.sum(1, keepdim=True) / masks.outer.sum(1, keepdim=True)
-            both = masks.fit + weight * masks.outer
-            yield self._train(stages, "start, with validation rows", space.start, both)
+            every = masks.fit + masks.outer
+            yield self._train(stages, "start, with validation rows", space.start, every)
+            yield self._train(stages, "validation rows only", space.start, masks.outer)
 
     def _shared_levels(self, stages: Stages) -> Iterator[Candidate]:
         """Shift all penalties up while the held-out loss falls; learning starts at the best."""
