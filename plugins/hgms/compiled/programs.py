@@ -158,7 +158,7 @@ class Programs:
 
         ``parts`` contain all code and settings that ``make`` reads, and ``leaves`` are the inputs
         of the functions with these ``names``. ``check`` returns how the results of a loaded program
-        differ (empty if they agree); a program that differs is made again.
+        differ (empty if they agree); a program that differs is traced again.
         """
         if any(map(self.refuses, names)):
             return None
@@ -173,7 +173,7 @@ class Programs:
             return known
         if difference:
             entry.file.delete()
-            LOG.warning("%s from disk is made again, since it differs: %s", names[0], difference)
+            LOG.warning("%s from disk differs and is traced again: %s", names[0], difference)
         made = make()
         if made is not None:
             entry.store(made)

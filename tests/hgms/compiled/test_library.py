@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ SCALE = 2.0
 
 def loss(theta, x, batch):
     fit = (theta["t"] * (batch["a"] @ x["w"]).sin()).square().mean()
-    return SCALE * fit + {ridge} * (x["w"] * x["w"]).sum()
+    return SCALE * fit + 0.1 * (x["w"] * x["w"]).sum()
 """
 RUN = """
 import json, logging, sys
@@ -179,38 +179,52 @@ print(json.dumps([*steps(joins={joins}), "torch._dynamo" in sys.modules]))
 def test_a_second_process_loads_steps_without_a_trace(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
 ) -> None:
-    """A changed loss is traced again. A program that differs is made again, with one warning."""
+    """The same numbers, without torch's tracer and compiler."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "loss_module.py").write_text(LOSS)
     script = tmp_path / "script.py"
     script.write_text(RUN + SHOW.format(joins=joins))
-
-    def run(ridge: float) -> tuple[list[Any], str]:
-        (tmp_path / "loss_module.py").write_text(LOSS.format(ridge=ridge))
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-        shown: list[Any] = json.loads(done.stdout)
-        return shown, done.stderr
-
-    (value, traces, _), _ = run(0.1)
+    command = [sys.executable, script]
+    first, second = (
+        json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        for _ in range(2)
+    )
+    value, traces, _ = first
     assert traces
-    assert run(0.1)[0] == [value, [], False]
-    (other, traces, _), _ = run(0.25)
-    assert traces
-    assert other != value
-    assert run(0.1)[0] == [value, [], False]
-    if joins:
-        # two losses, one program each: the wrong program under the key of the first loss
-        one, two = sorted(folder.glob("*.pickle"))
-        wrong = two.read_bytes()
-        key_of_one = one.name.partition("-")[0]
-        one.unlink()
-        SavedFile("programs", key_of_one, ".pickle").store(wrong)
-        shown = [run(ridge) for ridge in (0.1, 0.25)]
-        assert [found[:2] for found, _ in shown] in (
-            [[value, ["trace_step"]], [other, []]],
-            [[value, []], [other, ["trace_step"]]],
-        )
-        assert "".join(errors for _, errors in shown).count("made again, since it differs") == 1
-        assert run(0.1)[0] == [value, [], False]
+    assert second == [value, [], False]
+
+
+def double(a: Tensor) -> Tensor:
+    return 2 * a
+
+
+def triple(a: Tensor) -> Tensor:
+    return 3 * a
+
+
+@pytest.mark.extended
+def test_a_wrong_program_is_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A program of another function is under the key of this one."""
+
+    def run(function: Callable[[Tensor], Tensor]) -> float:
+        programs = Programs()
+        value = float(programs(("step",), function)(torch.ones(())))
+        assert programs.outcomes == {"step": "compiled"}
+        return value
+
+    assert run(double) == 2
+    (first,) = folder.glob("*.pickle")
+    assert run(triple) == 3
+    (second,) = set(folder.glob("*.pickle")) - {first}
+    first.unlink()
+    place = SavedFile("programs", first.name.partition("-")[0], ".pickle")
+    place.store(second.read_bytes())
+    assert run(triple) == 3
+    assert not caplog.records
+    assert run(double) == run(double) == 2
+    (record,) = caplog.records
+    assert "differs and is traced again: by 1.0e+00" in record.getMessage()
+    assert [path for path, _ in place.contents()] == [first]
 
 
 def test_a_result_that_differs_is_made_again(
