@@ -102,7 +102,7 @@ def read(
     return config
 
 
-OF_GRIDS = ("seeds", "metric", "reference", "baselines", "sweep", "scale")
+OF_GRIDS = ("seeds", "metric", "reference", "baselines", "scale")
 """Keys of a file that only `hgms compare` uses."""
 
 
