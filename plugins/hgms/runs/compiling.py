@@ -36,6 +36,7 @@ class StepCompiler:
     execution: Execution
     programs: Programs | None = field(default=None, init=False)
     earlier: Compilation | None = field(default=None, init=False)
+    is_announced: bool = field(default=False, init=False)
 
     def prepare(
         self,
@@ -65,7 +66,9 @@ class StepCompiler:
 
         def begin(name: str) -> None:
             before(name)
-            announce(programs)
+            if not self.is_announced:
+                self.is_announced = True
+                announce()
 
         programs.before = begin
         clock.apart = lambda: programs.seconds
@@ -113,9 +116,8 @@ class StepCompiler:
         self.execution = execution
 
 
-def announce(programs: Programs) -> None:
+def announce() -> None:
     """Announce the first compilation on the terminal."""
-    # a worker of a comparison has no separate terminal
-    if programs.waited == 0 and multiprocessing.parent_process() is None:
+    if multiprocessing.parent_process() is None:  # a worker of a comparison has no separate terminal
         with contextlib.suppress(OSError, ValueError):
             click.echo(ANNOUNCEMENT, err=True)
