@@ -84,7 +84,7 @@ def test_the_page_is_whole_and_asks_for_nothing(study: Study) -> None:
     parts += ["Failed runs", "Skipped folders", "Environment"]
     assert [part for part in parts if part not in page] == []
     drawn = pictures(page)
-    assert len(drawn) == page.count('class="plot"') == 2 + 2 * 2  # two of the overview
+    assert len(drawn) == page.count('class="plot') == 2 + 2 * 2  # two of the overview
     assert all("hg-ms" in picture for picture in drawn)
 
 
