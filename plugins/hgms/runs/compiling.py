@@ -118,6 +118,8 @@ class StepCompiler:
 
 def announce() -> None:
     """Announce the first compilation on the terminal."""
-    if multiprocessing.parent_process() is None:  # a worker of a comparison has no separate terminal
+    if (
+        multiprocessing.parent_process() is None
+    ):  # a worker of a comparison has no separate terminal
         with contextlib.suppress(OSError, ValueError):
             click.echo(ANNOUNCEMENT, err=True)
