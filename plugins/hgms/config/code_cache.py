@@ -1,4 +1,4 @@
-"""Results on disk by the code and the settings that they are made from.
+"""Results on disk, by the code and the settings that determine them.
 
 A result can be stored if pickle can read it, for example compiled functions and their structure. It
 may refer to tensors of the code; the file contains their positions instead of their numbers.
@@ -52,13 +52,14 @@ class CodeCache:
         return cls(SavedFile(kind, key[:DIGITS], ".pickle"), tensors)
 
     def load(self) -> Any:
-        """Return the stored result; None if it is missing, or if a part of it is."""
+        """Return the stored result, or None if the result or a library is missing."""
         for path, content in self.file.contents():
             unpickler = pickle.Unpickler(io.BytesIO(content))
             unpickler.persistent_load = self._tensor  # type: ignore[method-assign]
             with contextlib.suppress(Exception):  # unpickling can raise any
                 return unpickler.load()
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a cache that is not writable
+                path.unlink()
         return None
 
     def store(self, result: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hgms.arguments import require
-from hgms.executors.jobs import Ending, Job, Tell, as_error, function_of, pack_error, unpack_error
+from hgms.executors.jobs import Ending, Job, as_error, function_of, pack_error, unpack_error
 from hgms.runs import ignore, stoppable
 from hgms_core import ConfigError, __version__
 
@@ -59,7 +59,7 @@ def pack_job(job: Job) -> dict[str, Any]:
     }
 
 
-def run_message(message: Mapping[str, Any], _tell: Tell | None = None) -> dict[str, Any]:
+def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Run the job of a message in this process.
 
     The result contains ``outcome`` or ``error``. If this machine has other versions or lacks the

@@ -89,8 +89,8 @@ VALIDATION_ONLY = Composition(
 FIXED = Composition(
     name="fixed",
     summary=(
-        "Keeps a given mixture of named sources (its field `mixture`): what a hand-made or "
-        "published mixture is worth."
+        "Keeps a given mixture of named sources (its field `mixture`), to measure a manual or "
+        "published mixture."
     ),
     source="no bilevel optimisation.",
     role="floor",

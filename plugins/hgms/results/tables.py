@@ -30,7 +30,7 @@ from hgms.results.statistics import (
 from hgms.results.stored_run import StoredRun
 
 DEFAULT_REFERENCES = ("uniform", "theta0")
-"""Names of methods that leave θ at its start. The first of them among the methods is the default
+"""Names of methods that leave θ at its start. The first name that is a method is the default
 reference of differences.
 """
 

@@ -118,8 +118,7 @@ class StepCompiler:
 
 def announce() -> None:
     """Announce the first compilation on the terminal."""
-    if (
-        multiprocessing.parent_process() is None
-    ):  # a worker of a comparison has no separate terminal
+    # a worker of a comparison has no separate terminal
+    if multiprocessing.parent_process() is None:
         with contextlib.suppress(OSError, ValueError):
             click.echo(ANNOUNCEMENT, err=True)

@@ -109,6 +109,13 @@ class Evaluate:
     template: str = "model"
     judge: Judge | None = field(factory=Judge)
 
+    @property
+    def endpoint(self) -> str:
+        """The judge and its endpoint, which the environment may determine; "" without ratings."""
+        if self.judge is None or "mt-bench" not in self.benchmarks:
+            return ""
+        return self.judge.where
+
     def new_tokens(self, benchmark: Benchmark) -> int:
         return NEW_TOKENS[benchmark] if self.max_new_tokens is None else self.max_new_tokens
 

@@ -16,7 +16,7 @@ from hgms_mix.lm.formats import FORMATS
 
 LONGEST_NAME = 120
 OWN_NAMES = 'fields = { prompt = "COLUMN", completion = "COLUMN" }'
-"""The example in messages for columns whose names no format knows."""
+"""The example in messages for columns with names that no format has."""
 
 
 def _format(_source: object, _attribute: object, value: object) -> None:
@@ -64,7 +64,7 @@ class Source:
 
     Use when data has a separate name and weight, or is a validation or test set. The loss is
     computed on answers only. For text without prompt and answer (``format = "text"``) it is
-    computed on all of it.
+    computed on the whole text.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -
                 f"two {what}s have the names {seen[folded]!r} and {name!r}, which are equal or "
                 "differ only in case or spaces",
                 place=place,
-                hint="rename one of them: names connect weights and data",
+                hint="rename the second: names connect weights and data",
             )
         seen[folded] = name
 

@@ -64,7 +64,7 @@ def mix() -> None:
 
     \b
     hgms mix mix.toml                  all stages
-    hgms mix sample mix.toml           up to one of them
+    hgms mix sample mix.toml           up to the stage sample
     hgms mix --demo                    on embedded texts, with a small model, in three minutes
     hgms mix --demo --model NAME       the same with a pretrained model: a folder, or a Hub name
 

@@ -31,13 +31,15 @@ def evaluate_model(
     *,
     model: TunedModel,
     evaluate: Evaluate,
+    endpoint: str,
     seed: int,
     untuned: Path,
     log: Log,
 ) -> Facts:
     """Measure the losses of every test row, and run the benchmarks.
 
-    ``untuned`` is the folder with losses of models before fine-tuning.
+    ``endpoint`` is :attr:`Evaluate.endpoint`, which is part of the key of the stage. ``untuned`` is
+    the folder with losses of models before fine-tuning.
     """
     titles = [*model.task.test, *evaluate.benchmarks]
     log(f"  {', '.join(titles) or 'nothing to evaluate'}")

@@ -112,6 +112,7 @@ def runner_of(
             "learned": learned,
             "model": model or TunedModel.of(config),
             "seed": config.seed,
+            "endpoint": config.evaluate.endpoint,
             **{name: getattr(config, name) for name in STAGES},
         },
         tools={

@@ -220,9 +220,9 @@ def test_a_wrong_program_is_replaced(folder: Path, caplog: pytest.LogCaptureFixt
     place = SavedFile("programs", first.name.partition("-")[0], ".pickle")
     place.store(second.read_bytes())
     assert run(triple) == 3
-    assert "traced again" not in caplog.text
+    assert "is replaced" not in caplog.text
     assert run(double) == run(double) == 2
-    assert caplog.text.count("step from disk differs and is traced again: by") == 1
+    assert caplog.text.count("the stored step is replaced, since it differs: by") == 1
     assert [path for path, _ in place.contents()] == [first]
 
 

@@ -150,6 +150,19 @@ def test_damaged_files_are_ignored_and_replaced(folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
+def test_a_damaged_file_in_a_cache_that_is_not_writable_is_ignored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = CodeCache.of("results", "code")
+    place.file.store(b"no pickle")
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(str(path))
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert place.load() is None
+
+
 def test_writers_of_one_key_leave_an_undamaged_file(folder: Path) -> None:
     content = bytes(range(256)) * 2000
     with ThreadPoolExecutor(8) as pool:

@@ -130,6 +130,32 @@ def test_the_online_engine_differentiates_one_look_ahead_step() -> None:
         torch.testing.assert_close(slope[:, entry], (above - below) / (2 * step), atol=1e-7, rtol=0)
 
 
+def test_batches_without_unused_rows_have_the_gradients_and_losses_of_all_rows() -> None:
+    """Validation rows are excluded from lower steps, and training rows from judging."""
+    draw = torch.Generator().manual_seed(3)
+    tables = [
+        {
+            "a": torch.randn(count, 3, generator=draw, dtype=F64),
+            "y": torch.randn(count, 1, generator=draw, dtype=F64),
+        }
+        for count in (9, 6)
+    ]
+    learn = {"rows": hgms.hyper.PerRow(), "decay": hgms.hyper.PerInput(init=0.2)}
+    model = nn.Linear(3, 1, dtype=F64)
+    problem = build(model, squares, *tables, learn, 2, 0).problem
+    engine = Online(problem, Meter(hgms.Budget("1000 steps"), 1))
+    masks = problem.masks
+    w = torch.randn(3, 4, generator=draw, dtype=F64)
+    u = 0.3 * torch.randn(3, 12, generator=draw, dtype=F64)
+    fit, batch = engine.batches(masks.fit, engine.key, 1)(0)
+    assert batch["index"].tolist() == list(range(9))
+    whole = problem.slope(w, u, masks.fit, problem.rows)
+    torch.testing.assert_close(problem.slope(w, u, fit, batch), whole, rtol=1e-12, atol=1e-14)
+    each = torch.stack([problem.row_losses(one, u[0], problem.rows, False) for one in w])
+    expected = (masks.held * each).sum(0)[9:]
+    torch.testing.assert_close(problem.held_out(w), expected, rtol=1e-12, atol=1e-14)
+
+
 def central_difference(function: Any, u: Tensor, entry: int, step: float = 1e-5) -> Tensor:
     shift = torch.zeros_like(u)
     shift[..., entry] = step

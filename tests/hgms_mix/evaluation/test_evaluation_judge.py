@@ -23,7 +23,7 @@ from support.judge_files import (
 
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
-from hgms_mix.evaluation import Judge, bootstrap, rating
+from hgms_mix.evaluation import Evaluate, Judge, bootstrap, rating
 from hgms_mix.evaluation.judge import messages
 from hgms_mix.evaluation.questions import judge_prompts, load, place
 
@@ -127,3 +127,16 @@ def test_a_file_alone_sends_no_key_anywhere(
     with rejects("wrong-value", "evaluate", "judge", "base_url", of=ConfigError) as caught:
         Judge().require()
     assert "secret" not in str(caught.value)
+
+
+def test_the_endpoint_of_the_environment_is_an_input_of_the_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rated = Evaluate(benchmarks=("mt-bench",))
+    ends = []
+    for address in ("http://one/v1", "http://two/v1"):
+        monkeypatch.setenv("OPENAI_BASE_URL", address)
+        ends.append(rated.endpoint)
+        assert Evaluate(benchmarks=("math",)).endpoint == ""
+        assert Evaluate(benchmarks=("mt-bench",), judge=None).endpoint == ""
+    assert [end.rpartition(" ")[2] for end in ends] == ["http://one/v1", "http://two/v1"]

@@ -12,7 +12,7 @@ from hgms_core import Composition, hookimpl
 HG_MS_CROSSFIT = Composition(
     name="hg-ms-crossfit",
     summary=(
-        "HG-MS whose branches hold rows out: weights from held-out losses, learned by their "
+        "HG-MS with folds of rows: weights from out-of-fold losses, learned by their "
         "averaged hypergradient."
     ),
     source="this project: HG-MS paper, Algorithm 1, with cross-fitted candidates.",
