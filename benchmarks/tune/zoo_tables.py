@@ -146,11 +146,6 @@ def against_best(
     return best, ratios, corrected
 
 
-def is_tuned(row: Row) -> bool:
-    """Whether tune returned learned or reweighted hyperparameters."""
-    return bool(row["is_learned"]) or row["selected"] == "reweighted"
-
-
 def not_improved(rows: Sequence[Row]) -> str:
     """Return sentences: on which problems tune is better, not better, or worse."""
     _, ratios, corrected = against_best(rows)
@@ -163,7 +158,7 @@ def not_improved(rows: Sequence[Row]) -> str:
     }
     widths = sorted(100 * Interval.of(values).reach for values in ratios.values())
     own = [row for row in rows if row["kind"] == "tune" and row["problem"] not in STRUCTURED]
-    returned = sum(not is_tuned(row) for row in own)
+    returned = sum(not row["is_learned"] for row in own)
     return "\n".join(
         [
             f"- Better than the best baseline: {len(names[-1])} of {len(signs)} problems: "
@@ -188,7 +183,7 @@ def baselines(rows: Sequence[Row]) -> str:
             [
                 f"`{problem}`",
                 f"{own[0]['d']:,}",
-                f"{sum(map(is_tuned, own))} of {len(own)}",
+                f"{sum(row['is_learned'] for row in own)} of {len(own)}",
                 f"{statistics.mean(row['test_loss'] for row in own):.3f}",
                 best[problem],
                 interval_of(values),

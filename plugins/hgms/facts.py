@@ -124,11 +124,9 @@ def version_of(task: object) -> str:
 
 def metrics_of(task: object) -> Mapping[str, bool]:
     """Return the metrics of a task, with True if higher is better."""
-    metrics: Mapping[str, bool] = getattr(task, "metrics", {})
-    return metrics
+    return getattr(task, "metrics", {})
 
 
 def metric_rows_of(task: object) -> Mapping[str, str]:
     """Return the rows of metrics that methods also use: "train" or "validation", by metric."""
-    rows: Mapping[str, str] = getattr(task, "metric_rows", {})
-    return rows
+    return getattr(task, "metric_rows", {})

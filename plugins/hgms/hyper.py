@@ -116,8 +116,7 @@ class Hyper(Protocol):
 def _kind(cls: type[Class]) -> type[Class]:
     """Make a frozen class that checks its arguments; the first may be passed by position."""
     built: Any = attrs.frozen(cls, field_transformer=read_by_annotation)
-    checked: type[Class] = reports_errors(built)
-    return checked
+    return reports_errors(built)
 
 
 def _identity(u: Tensor) -> Tensor:

@@ -46,5 +46,4 @@ def optional_module(
 def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     """Return rows as a pandas data frame. Errors: MissingExtra without pandas."""
     module = optional_module("pandas", "a data frame", "notebook")
-    table: pandas.DataFrame = module.DataFrame(list(rows))
-    return table
+    return module.DataFrame(list(rows))

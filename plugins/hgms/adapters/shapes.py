@@ -112,8 +112,7 @@ class Array(Protocol):
 
 def field_names(value: object) -> tuple[str, ...]:
     """Return the names of the items of a named tuple; empty for other values."""
-    names: tuple[str, ...] = getattr(value, "_fields", ())
-    return names
+    return getattr(value, "_fields", ())
 
 
 def _map_leaves(

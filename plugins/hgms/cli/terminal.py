@@ -24,8 +24,7 @@ def host_of(ctx: click.Context) -> Host:
     """The host of this invocation, which is click's ``ctx.obj``."""
     root = ctx.find_root()
     root.obj = ctx.obj = root.obj or Host()
-    host: Host = ctx.obj
-    return host
+    return ctx.obj
 
 
 def _registry(ctx: click.Context, _option: click.Parameter, files: Sequence[str]) -> Registry:

@@ -285,8 +285,7 @@ class Linearized:
         upper_loss, direct, rhs, slope = unflatten(first, values)
 
         def mixed(v: Tensor) -> Tree:
-            product: Tree = unflatten(by_name, self.mixed([*of_mixed, v]))
-            return product
+            return unflatten(by_name, self.mixed([*of_mixed, v]))
 
         matvec = CompiledProduct(programs, key, self.product, of_product, self.noise)
         return Linearization(upper_loss, direct, rhs, slope, matvec, mixed, self.passes)

@@ -132,5 +132,4 @@ def _entry(path: Path) -> Callable[[Any], Any]:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    entry: Callable[[Any], Any] = getattr(module, ENTRY)
-    return entry
+    return getattr(module, ENTRY)

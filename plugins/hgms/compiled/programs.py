@@ -22,7 +22,7 @@ from hgms.compiled.library import KIND, Library, is_on_cpu, key_of, plain, softw
 from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, of_leaves, trace, unflatten
-from hgms.compiled.verify import compare, difference_at, difference_of, perturb, rounding_of
+from hgms.compiled.verify import compare, difference_at, difference_of, perturb
 from hgms.config.code_cache import CodeCache
 from hgms.lazy import avoid_compiler_import
 from hgms_core import ConfigError, Pipeline, Problem, Record, State
@@ -255,10 +255,10 @@ class Programs:
         The result is None if compilation fails or the results differ.
         """
 
-        def check(run: Runner) -> str:
-            return difference_of(graph, run(leaves), leaves, graph(*leaves), rounding_of)
+        def eager(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            return graph(*inputs)
 
-        return self.build(name, graph, leaves, check)
+        return self.build(name, graph, leaves, lambda run: difference_of(eager, run, leaves))
 
     def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None:
         """Return ``make()``, timed. If it raises, return None: the function then runs eagerly."""

@@ -91,24 +91,20 @@ class PartWithOperands:
     operands: Any
 
     def init(self, *context: Any) -> State:
-        state: State = self.part.init(*context)
-        return state
+        return self.part.init(*context)
 
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float
     ) -> Candidates:
-        candidates: Candidates = self.part.compute(problem, theta, start, self.operands)
-        return candidates
+        return self.part.compute(problem, theta, start, self.operands)
 
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
-        following: State = self.part.carry(start, candidates, index, key, problem)
-        return following
+        return self.part.carry(start, candidates, index, key, problem)
 
     def select(self, problem: Problem, theta: Tree, candidates: Candidates, key: Key) -> Selection:
-        selection: Selection = self.part.compute(problem, theta, candidates, self.operands)
-        return selection
+        return self.part.compute(problem, theta, candidates, self.operands)
 
     def estimate(
         self,
@@ -119,16 +115,12 @@ class PartWithOperands:
         key: Key,
         state: State,
     ) -> tuple[Estimate, State]:
-        found: tuple[Estimate, State] = self.part.compute(
-            problem, theta, candidates, selection, state, self.operands
-        )
-        return found
+        return self.part.compute(problem, theta, candidates, selection, state, self.operands)
 
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
     ) -> tuple[Tree, State]:
-        moved: tuple[Tree, State] = self.part.compute(theta, gradient, state, self.operands)
-        return moved
+        return self.part.compute(theta, gradient, state, self.operands)
 
 
 def spread(

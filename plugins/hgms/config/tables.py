@@ -65,8 +65,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
         place=(name,),
         error=CheckpointError,
     )
-    table: dict[str, Any] = _parse(tomllib.loads, text, name, "TOML: {}")
-    return table
+    return _parse(tomllib.loads, text, name, "TOML: {}")
 
 
 def _parse(parser: Callable[[Any], Any], text: str | bytes, name: str, form: str) -> Any:

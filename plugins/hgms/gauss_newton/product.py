@@ -93,15 +93,13 @@ def second_derivative(
     slopes = torch.func.grad(level, argnums=(0, 1))
 
     def forward() -> tuple[Tree, Any]:
-        product: tuple[Tree, Any] = torch.func.jvp(slopes, at, along)[1]
-        return product
+        return torch.func.jvp(slopes, at, along)[1]
 
     def backward() -> tuple[Tree, Any]:
         def inner(x: Tree, z: Any) -> Tensor:
             pairs = zip(tree_leaves(slopes(x, z)), tree_leaves(along), strict=True)
             return torch.stack([(slope * part).sum() for slope, part in pairs]).sum()
 
-        product: tuple[Tree, Any] = torch.func.grad(inner, argnums=(0, 1))(*at)
-        return product
+        return torch.func.grad(inner, argnums=(0, 1))(*at)
 
     return with_forward_mode(forward, backward)

@@ -157,10 +157,9 @@ def _mean(estimates: list[Estimate], weights: Tensor) -> Estimate:
     def mean(parts: list[Tensor]) -> Tensor:
         # 0 · NaN is NaN, so estimates with weight 0 are excluded
         terms = zip(weights, parts, strict=True)
-        total: Tensor = torch.stack(
+        return torch.stack(
             [torch.where(w > 0, w * part, torch.zeros_like(part)) for w, part in terms]
         ).sum(0)
-        return total
 
     value = {name: mean([estimate.value[name] for estimate in estimates]) for name in first.value}
     solution = first.solution

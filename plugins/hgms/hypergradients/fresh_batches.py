@@ -74,13 +74,11 @@ def on_fresh_batches(
         result, at_x = multiply(theta, x, next(batches.more), v)
         gradients += wanted
         slope = at_x if slope is None else slope
-        vector: Tensor = result
-        return vector
+        return result
 
     def cross(v: Tensor) -> Tree:
         mix = form(programs, ("fresh mixed product", g, *how), partial(_cross, g, *how))
-        tree: Tree = mix(theta, x, next(batches.more), spec.unravel(v))
-        return tree
+        return mix(theta, x, next(batches.more), spec.unravel(v))
 
     rhs = spec.ravel(rhs_tree)
     passes = 2 if strategy == "difference" else 1

@@ -42,8 +42,7 @@ def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Pro
     """
     if key not in problem.kept:
         problem.kept[key] = make()
-    other: Problem = problem.kept[key]
-    return other
+    return problem.kept[key]
 
 
 def around_a_pipeline(_wrapper: object, attribute: Attribute[Any], value: Any) -> None:

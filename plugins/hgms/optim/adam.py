@@ -132,8 +132,7 @@ def root(v: Tensor) -> Tensor:
     >>> torch.autograd.grad(root(v).sum(), v)
     (tensor([0.0000, 0.2500]),)
     """
-    value: Tensor = _Root.apply(v)
-    return value
+    return _Root.apply(v)
 
 
 class _Root(torch.autograd.Function):

@@ -28,5 +28,4 @@ def better_state(found: State, best: State | None) -> State:
     is_better = (found["loss"] < best["loss"]) | ~torch.isfinite(best["loss"])
     if is_better.device.type == "cpu":
         return found if is_better else best
-    chosen: State = tree_map(partial(torch.where, is_better), found, best)
-    return chosen
+    return tree_map(partial(torch.where, is_better), found, best)

@@ -252,8 +252,7 @@ def run_config(
         _look_for_others(folder, config)
 
     def build() -> Problem:
-        problem: Problem = config.task.problem(config.seed, here, getattr(torch, settings.dtype))
-        return problem
+        return config.task.problem(config.seed, here, getattr(torch, settings.dtype))
 
     host = config.host or Host.load()
     here = device if settings.ranks == 1 else device_of(device, 0)

@@ -165,8 +165,7 @@ def check_central_difference(estimator: Any) -> None:
     flat = spec.ravel(known.theta)
 
     def slope(row: Tensor) -> Tensor:
-        along: Tensor = differences(lambda step: known.value(spec.unravel(flat + step * row)))
-        return along
+        return differences(lambda step: known.value(spec.unravel(flat + step * row)))
 
     slopes = torch.stack(
         [slope(row) for row in torch.eye(len(flat), dtype=flat.dtype, device=place())]

@@ -75,8 +75,7 @@ def matrix(low: float, high: float, seed: int = 0, zeros: int = 0) -> Tensor:
     basis = torch.linalg.qr(normal(SIZE, SIZE, seed=seed)).Q
     values = torch.logspace(math.log10(low), math.log10(high), SIZE, dtype=F64, device=place())
     values[:zeros] = 0.0
-    product: Tensor = basis * values @ basis.T
-    return product
+    return basis * values @ basis.T
 
 
 def solve(solver: Any, h: Tensor, b: Tensor, x0: Tensor | None = None) -> Solution:

@@ -90,10 +90,10 @@ class Auto:
     """Select the hyperparameters and the lower solution by a search with a safeguard::
 
         baselines:  θ at its start, trained on training, validation, or all rows; the out-of-fold
-                    filter for weights of rows; for penalties a shared level, and values that
-                    are inversely proportional to the size of their parameters
-        learned:    Newton-CG, implicit hypergradients and RPROP with a prior (small convex losses),
-                    or Adam and look-ahead hypergradients with restarts (networks)
+                    filter for weights of rows; for penalties a shared level
+        learned:    Newton-CG, penalties inversely proportional to the size of their parameters,
+                    then implicit hypergradients and RPROP with a prior (small convex losses); or
+                    Adam and look-ahead hypergradients with restarts (networks)
         result:     the best learned candidate, if its gain on held-out rows exceeds the noise;
                     else the best baseline
 
@@ -312,8 +312,7 @@ class Auto:
         key = (self.name, seed, self.folds)
         if key not in problem.kept:
             problem.kept[key] = _of_rows(problem, seed, self.folds)
-        built: TuningProblem = problem.kept[key]
-        return built
+        return problem.kept[key]
 
 
 def _counts(state: State) -> Stage:

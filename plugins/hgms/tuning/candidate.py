@@ -22,7 +22,7 @@ class Candidate:
     name
         As it appears in the table of the result.
     is_baseline
-        Whether no hyperparameter was learned by gradient.
+        Whether no hyperparameter was learned.
     judged
         The loss of each judged row.
     u
@@ -31,8 +31,6 @@ class Candidate:
         The parameters ``[d]``, or the start of the final training.
     fit
         The rows that the final training uses, ``[rows]``.
-    margin
-        The standard errors by which a baseline must be better than other baselines.
     """
 
     name: str
@@ -41,7 +39,6 @@ class Candidate:
     u: Tensor
     w: Tensor | None = None
     fit: Tensor | None = None
-    margin: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -104,16 +101,6 @@ def cross_fitted(learned: Sequence[Candidate], reference: Candidate, fold: Tenso
     return judged
 
 
-def best_baseline(baselines: Sequence[Candidate]) -> Candidate:
-    """Return the baseline with the lowest loss; a baseline with a margin must be clearly better."""
-    best = min((item for item in baselines if not item.margin), key=lambda item: item.loss)
-    for item in baselines:
-        mean, error = difference(item, best)
-        if item.margin and mean < -item.margin * error:
-            best = item
-    return best
-
-
 def choose(candidates: Sequence[Candidate], fold: Tensor) -> tuple[Candidate, Candidate]:
     """Return the selected candidate, and the best baseline.
 
@@ -121,7 +108,7 @@ def choose(candidates: Sequence[Candidate], fold: Tensor) -> tuple[Candidate, Ca
     selection itself is judged by cross-fitting. A learned candidate is returned only if its own
     gain and the gain of the selection are sure.
     """
-    reference = best_baseline([item for item in candidates if item.is_baseline])
+    reference = min((item for item in candidates if item.is_baseline), key=lambda item: item.loss)
     learned = [item for item in candidates if not item.is_baseline and math.isfinite(item.loss)]
     if not learned:
         return reference, reference

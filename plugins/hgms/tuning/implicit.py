@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 from torch import Tensor
 from torch.func import vmap
 
@@ -42,9 +42,12 @@ LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 STEPS_PER_LEVEL = 12
 PATIENCE = 2
 SHIFTS = (8, 6, 4, 2, 0, -2, -4, -6, -8)
-STRENGTHS = (-3, -2, -1, 0, 1, 2, 3)
+STRENGTHS = (0, 1, 2, 3)
+"""Strengths of reweighted penalties in log λ."""
+ROUNDS = 2
+"""Reweightings per strength."""
 SMALLEST = 0.01
-"""Strengths of reweighted penalties in log λ; the smallest size of parameters over the mean."""
+"""The smallest size of parameters over the mean, for reweighted penalties."""
 
 WORSE = 1.3
 """The scan ends at a level that is worse than the best level by this factor."""
@@ -309,7 +312,8 @@ class Implicit:
             u = torch.where(space.is_penalty, level["u"] + shift, level["u"])
             return u.clamp(space.low, space.high)
 
-        u, w = self._lowest(STRENGTHS, reweighted, level["w"])
+        strengths = [strength for strength in STRENGTHS for _ in range(ROUNDS)]
+        u, w = self._lowest(strengths, reweighted, level["w"])
         return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": u}
 
     def _log_sizes(self, w: Tensor) -> Tensor:
@@ -422,7 +426,7 @@ class Implicit:
         spread = state["judged"].std()
         if int(self.problem.space.is_penalty.sum()) > 1 and self.meter.share + _reserve(state) < 1:
             reweighted = stages.run("reweighted", partial(self.reweight, state))
-            yield evolve(_candidate("reweighted", reweighted, every), margin=1.0)
+            yield _candidate("reweighted", reweighted, every)
             if float(reweighted["judged"].mean()) < float(state["judged"].mean()):
                 state = reweighted
         lowest = float(state["judged"].mean())
@@ -455,7 +459,7 @@ def _reserve(state: Stage) -> float:
 def _candidate(name: str, state: Stage, fit: Tensor) -> Candidate:
     return Candidate(
         name=name,
-        is_baseline=name in ("shared level", "reweighted"),
+        is_baseline=name == "shared level",
         judged=state["judged"],
         u=state["u"][-1],
         w=state["final"],

@@ -412,8 +412,7 @@ def build(
 
     def losses(x: Tree, hyper: Mapping[str, Tensor], batch: Batch, training: bool) -> Tensor:
         view = parts.fitting if training else parts.judging
-        value: Tensor = view.at(x, lambda model, rows: user_loss(model, rows, hyper), batch)
-        return value
+        return view.at(x, lambda model, rows: user_loss(model, rows, hyper), batch)
 
     problem = TuningProblem(
         spec=spec,
@@ -500,11 +499,9 @@ def _each_row(call: Callable[..., Any]) -> Callable[..., Tensor]:
 
     def losses(model: nn.Module, batch: Batch, hyper: Mapping[str, Tensor]) -> Tensor:
         def of_row(row: Batch) -> Tensor:
-            value: Tensor = call(model, {name: leaf[None] for name, leaf in row.items()}, hyper)
-            return value
+            return call(model, {name: leaf[None] for name, leaf in row.items()}, hyper)
 
-        each: Tensor = vmap(of_row)(batch)
-        return each
+        return vmap(of_row)(batch)
 
     return losses
 

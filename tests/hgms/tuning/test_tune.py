@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import evolve
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -403,8 +402,8 @@ def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> 
     assert result.engine == "implicit"
     assert result.selected not in ("start", "shared level")
     assert float(decay[:2].max()) < float(decay[2:].median())
-    rows = {row.name: row for row in result.table if row.is_baseline}
-    assert {"start", "shared level", "reweighted"} == set(rows)
+    rows = {row.name: row for row in result.table}
+    assert {"start", "shared level"} == {row.name for row in result.table if row.is_baseline}
     assert rows["reweighted"].test_loss < 0.95 * rows["shared level"].test_loss
     assert result.test_loss is not None
     loss = squares(result.model, sparse_rows(500, seed=2)).mean()
@@ -519,15 +518,6 @@ def test_reweighted_penalties_are_those_of_a_group_penalty() -> None:
         inside = index == g
         expected = 0.1 * w[0][inside] / (size[g] / mean + 0.01)
         torch.testing.assert_close(-slope[inside], expected, rtol=1e-4, atol=1e-7)
-
-
-def test_a_baseline_with_a_margin_must_be_clearly_better() -> None:
-    base = judged("base", [1.0] * 12, True)
-    noisy = evolve(judged("noisy", [0.0, 1.9] * 6, True), margin=1.0)
-    clear = evolve(judged("clear", [0.9, 0.8] * 6, True), margin=1.0)
-    assert noisy.loss < base.loss
-    assert choose([base, noisy], FOLD)[1] is base
-    assert choose([base, noisy, clear], FOLD)[1] is clear
 
 
 def test_a_learned_candidate_must_gain_more_than_the_noise() -> None:

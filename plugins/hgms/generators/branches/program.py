@@ -128,8 +128,7 @@ def kept_table(
     kept = problem.kept.get("table")
     if kept is None or kept[0] != given:
         kept = problem.kept["table"] = (given, table(rule, rates, decays, like))
-    numbers: Tensor = kept[1]
-    return numbers
+    return kept[1]
 
 
 def _length(steps: int, work: int) -> int:

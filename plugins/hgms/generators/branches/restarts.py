@@ -82,8 +82,7 @@ class Restarts:
     @property
     def count(self) -> int:
         """Return the number of candidates of the generator."""
-        count: int = self._inner.count
-        return count
+        return self._inner.count
 
     def init(self, problem: Problem, key: Key) -> State:
         return {**self.generator.init(problem, key), "outer_steps": 0}
@@ -102,8 +101,7 @@ class Restarts:
         progress: float,
         members: Sequence[int],
     ) -> Candidates:
-        some: Candidates = self._inner.propose_some(problem, theta, start, key, progress, members)
-        return some
+        return self._inner.propose_some(problem, theta, start, key, progress, members)
 
     def operands(self, problem: Problem, start: State, key: Key, progress: float) -> Any:
         """Return the operands of the generator, and the restart if this step ends with one."""
@@ -115,8 +113,7 @@ class Restarts:
         return Restarting(value, partial(self._restart, problem, done))
 
     def compute(self, problem: Problem, theta: Tree, start: State, operands: Any) -> Candidates:
-        candidates: Candidates = self._inner.compute(problem, theta, start, operands)
-        return candidates
+        return self._inner.compute(problem, theta, start, operands)
 
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem

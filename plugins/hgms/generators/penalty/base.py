@@ -208,10 +208,7 @@ class PenaltyStep(PenaltyGenerator, ABC):
         def step(y: Tree, aux: Tree, key: Key) -> tuple[Tree, Tree, Tensor]:
             below, above = self.draw(problem, key)
             programs = problem.compiler if max(len(below), len(above)) <= STEPS + 1 else None
-            moved: tuple[Tree, Tree, Tensor] = launch(
-                programs, settings, function, numbers, y, aux, theta, below, above
-            )
-            return moved
+            return launch(programs, settings, function, numbers, y, aux, theta, below, above)
 
         return self.branches(start, key, step, self.cost(problem))
 

@@ -69,8 +69,7 @@ def losses_of(problem: Problem, folds: Folds) -> Losses:
     if key not in problem.kept:
         # use a copy without `kept`, to avoid a reference cycle
         problem.kept[key] = Losses(evolve(problem), folds.kept.shape[1] / problem.lower_data.size)
-    losses: Losses = problem.kept[key]
-    return losses
+    return problem.kept[key]
 
 
 def of_branch(
