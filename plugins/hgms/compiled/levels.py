@@ -18,6 +18,7 @@ from hgms.compiled.trace import (
     Split,
     arrangement,
     flatten,
+    leaves_of,
     of_leaves,
     split,
     unflatten,
@@ -246,8 +247,7 @@ class Linearized:
         traced = programs.traced("linearization", function, arguments)
         if traced is None:
             return None
-        leaves: list[Tensor] = []
-        flatten(arguments, leaves)
+        leaves = leaves_of(arguments)
         late = len(leaves) - 1
         done = len(traced.structure[0][1]) + 3
 
@@ -333,8 +333,7 @@ def linearized(
     Source: linearisation of a program as in ``jax.linearize``, here by dependence in a traced
     graph.
     """
-    leaves: list[Tensor] = []
-    flatten((theta, x, below, above), leaves)
+    leaves = leaves_of((theta, x, below, above))
     arranged = arrangement((theta, x, below, above))
     name = (
         *key,

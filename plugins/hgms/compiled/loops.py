@@ -15,7 +15,9 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_
 from hgms.compiled.small_products import LOOPS
 from hgms.compiled.trace import (
     KNOWN,
+    apart,
     flatten,
+    leaves_of,
     lift_constants,
     split,
     unflatten,
@@ -78,8 +80,7 @@ def _trace_loop(
     count = len(leaves)
 
     def turn_of(*leaves: Tensor) -> list[Tensor]:
-        outputs: list[Tensor] = []
-        flatten(body(unflatten(arranged, leaves)), outputs)
+        outputs = leaves_of(body(unflatten(arranged, leaves)))
         return [output.detach().contiguous() for output in outputs]
 
     def condition_of(*leaves: Tensor) -> list[Tensor]:
@@ -113,7 +114,7 @@ def _trace_loop(
     start = torch.zeros((), dtype=torch.int64, device=leaves[0].device)
     with torch.no_grad():
         ended = torch.ops.higher_order.while_loop(
-            continues, advance, (start, *leaves), tuple(_separate([*fixed, *limits]))
+            continues, advance, (start, *leaves), tuple(apart([*fixed, *limits]))
         )
     return unflatten(arranged, ended[1:]), ended[0]
 
@@ -138,15 +139,3 @@ def _operations(
 
 def _is_mutation(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
-
-
-def _separate(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors; copies of those that share memory with an earlier one."""
-    places = set()
-    apart = []
-    for tensor in tensors:
-        tensor = tensor.detach()
-        place = tensor.untyped_storage()._cdata
-        apart.append(tensor.clone() if place in places else tensor)
-        places.add(place)
-    return apart

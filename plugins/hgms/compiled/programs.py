@@ -21,7 +21,7 @@ from hgms.compiled.cuda_graphs import Recording, Runner
 from hgms.compiled.library import KIND, Library, is_on_cpu, key_of, plain, software
 from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
-from hgms.compiled.trace import Trace, arrangement, flatten, of_leaves, trace, unflatten
+from hgms.compiled.trace import Trace, arrangement, flatten, leaves_of, of_leaves, trace, unflatten
 from hgms.compiled.verify import compare, difference_at, difference_of, perturb
 from hgms.config.code_cache import CodeCache
 from hgms.lazy import avoid_compiler_import
@@ -61,7 +61,8 @@ class Programs:
 
     ``seconds`` is the compilation time so far. ``waited`` is the same in wall time: a C++ compiler
     is a separate process, which this process's processor time excludes. ``outcomes`` reports how
-    each function runs, by its name, which is the first element of its key.
+    each function runs, by its name, which is the first element of its key. ``busy`` is whether a
+    compilation is in progress.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ class Programs:
     _kept: dict[Hashable, Any] = field(factory=dict, init=False)
     _last: tuple[Pipeline | None, Problem | None] = field(default=(None, None), init=False)
     _joined: JoinedStep | None = field(default=None, init=False)
-    _making: bool = field(default=False, init=False)
+    busy: bool = field(default=False, init=False)
     _reasons: set[str] = field(factory=set, init=False)
 
     def __call__(
@@ -118,14 +119,16 @@ class Programs:
     @contextlib.contextmanager
     def making(self) -> Iterator[None]:
         """Count the time inside the context separately, as compilation time."""
-        if self._making:
+        if self.busy:
             yield
             return
-        self._making, begin, since = True, self.clock(), time.perf_counter()
+        begin = self.clock()
+        since = time.perf_counter()
+        self.busy = True
         try:
             yield
         finally:
-            self._making = False
+            self.busy = False
             self.seconds += self.clock() - begin
             self.waited += time.perf_counter() - since
 
@@ -276,11 +279,6 @@ class Programs:
             self.refuse(name, f"cannot be {what}: {first_line(error)}")
         return None
 
-    @property
-    def busy(self) -> bool:
-        """Return whether a compilation is in progress."""
-        return self._making
-
     def refuses(self, name: str) -> bool:
         return self.outcomes.get(name, "compiled") != "compiled"
 
@@ -346,8 +344,7 @@ class _Shapes:
         self._runners: dict[Hashable, _Form | None] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        leaves: list[Tensor] = []
-        flatten(arguments, leaves)
+        leaves = leaves_of(arguments)
         shapes = (arrangement(arguments), *[(leaf.shape, leaf.dtype) for leaf in leaves])
         if shapes not in self._runners:
             self._runners[shapes] = self._find(arguments, leaves)

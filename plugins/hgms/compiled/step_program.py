@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hgms.compiled.library import plain
 from hgms.compiled.loops import TABLE
 from hgms.compiled.small_products import LARGE
-from hgms.compiled.trace import Structure, apart, flatten, lift_constants
+from hgms.compiled.trace import Structure, apart, flatten, leaves_of, lift_constants
 from hgms.compiled.verify import difference_at
 from hgms_core import (
     Candidates,
@@ -374,8 +374,8 @@ class JoinedStep:
                 counts, *outputs = compute(leaves)[0]
                 kept = gather(result.carried.structure, iter(outputs), iter(counts.tolist()))
                 after["start"] = kept["start"]
-            expected = list(Leaves.carried(after).leaves)
-            flatten((after["x"], without_costs(record)), expected)
+            others = leaves_of((after["x"], without_costs(record)))
+            expected = [*Leaves.carried(after).leaves, *others]
             return difference_at(
                 lambda inputs: comparable(result, compute(inputs)[0]),
                 lambda inputs: comparable(result, run(inputs)),
@@ -470,6 +470,4 @@ def comparable(result: Result, outputs: Sequence[Tensor]) -> list[Tensor]:
     record = {name: item for name, item in record.items() if name not in ROUNDED}
     if record["residual"] is not None:
         record["residual"] = 1 + record["residual"]
-    values: list[Tensor] = []
-    flatten((carried, x, record), values)
-    return values
+    return leaves_of((carried, x, record))

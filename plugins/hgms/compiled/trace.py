@@ -50,6 +50,13 @@ def flatten(value: Any, leaves: list[Tensor]) -> Structure:
     return None if value is None else [flatten(item, leaves) for item in value]
 
 
+def leaves_of(value: Any) -> list[Tensor]:
+    """Return the tensors in ``value``, in the order of :func:`flatten`."""
+    leaves: list[Tensor] = []
+    flatten(value, leaves)
+    return leaves
+
+
 def unflatten(structure: Structure, leaves: Sequence[Tensor]) -> Any:
     """Return the value with this structure and these leaves; a tuple becomes a list."""
     rest = iter(leaves)
@@ -70,9 +77,7 @@ def of_leaves(
     """Return a function of arguments with this structure as a function of their leaves."""
 
     def flat(leaves: Sequence[Tensor]) -> list[Tensor]:
-        outputs: list[Tensor] = []
-        flatten(function(*unflatten(structure, leaves)), outputs)
-        return outputs
+        return leaves_of(function(*unflatten(structure, leaves)))
 
     return flat
 
@@ -172,12 +177,12 @@ def apart(leaves: Sequence[Tensor]) -> list[Tensor]:
     Two tensors that are equal in this call can differ in the next call.
     """
     places = set()
-    apart = []
+    separate = []
     for leaf in leaves:
         place = leaf.untyped_storage()._cdata
-        apart.append(leaf.detach().clone() if place in places else leaf.detach())
+        separate.append(leaf.detach().clone() if place in places else leaf.detach())
         places.add(place)
-    return apart
+    return separate
 
 
 def lift_constants(
