@@ -18,6 +18,7 @@ from attrs import define, field
 from hgms.adapters import check_losses
 from hgms.diagnosis import Diagnosing, Diagnosis
 from hgms.distributed import RankLost
+from hgms.lazy import avoid_compiler_import
 from hgms.plugins import LOG
 from hgms.runs.advice import STILL, explain_error, still_leaves, still_note
 from hgms.runs.clock import Clock
@@ -122,6 +123,7 @@ class Run:
         """Run from the current position to the end; record how the run ended."""
         summary: dict[str, Any] | None = None
         ending: BaseException | None = None
+        avoid_compiler_import()
         try:
             self.loop()
             summary = self.end("done")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,27 @@ def test_ctrl_c_while_a_program_is_made_ends_the_run_before_the_next_one_and_exc
     again = walk("4 steps", Two(), resume=True, **options)
     assert again.info.resumed_from == step
     assert again.x["x"].tolist() == [0.5**4] * 2
+
+
+EAGER = """
+import sys
+from hgms.cli import main
+
+try:
+    main(["run", sys.argv[1], "--out", sys.argv[2]])
+except SystemExit as ended:
+    assert not ended.code, ended
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+@pytest.mark.extended
+def test_an_eager_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+    """Its import takes seconds; forward-mode derivatives would import it."""
+    config = tmp_path / "run.toml"
+    config.write_text(
+        'budget = "1 steps"\n[task]\nname = "quadratic"\n[method]\nname = "hg-ms"\n'
+        "[run]\ncompile = false\n"
+    )
+    command = [sys.executable, "-c", EAGER, config, tmp_path / "runs"]
+    subprocess.run(command, check=True)
