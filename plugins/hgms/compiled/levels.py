@@ -24,7 +24,7 @@ from hgms.compiled.trace import (
     unflatten,
     without_mutations,
 )
-from hgms.compiled.verify import difference_at
+from hgms.compiled.verify import difference_nearby
 from hgms_core import (
     Batch,
     Inexact,
@@ -226,7 +226,8 @@ class Linearized:
             return cls._make(programs, levels, values_and_products, arguments)
 
         def check(found: Linearized) -> str:
-            return difference_at(of_leaves(values_and_products, arranged), found.outputs, leaves)
+            function = of_leaves(values_and_products, arranged)
+            return difference_nearby(function, found.outputs, leaves)
 
         spec = Ravel.of(x)
         along = spec.ravel({name: torch.ones_like(leaf) for name, leaf in x.items()})

@@ -22,7 +22,7 @@ from hgms.compiled.library import KIND, Library, is_on_cpu, key_of, plain, softw
 from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, leaves_of, of_leaves, trace, unflatten
-from hgms.compiled.verify import compare, difference_at, difference_of, perturb
+from hgms.compiled.verify import compare, difference_nearby, difference_of, perturb
 from hgms.config.code_cache import CodeCache
 from hgms.lazy import avoid_compiler_import
 from hgms_core import ConfigError, Pipeline, Problem, Record, State
@@ -363,7 +363,7 @@ class _Shapes:
             (*self._parts, arranged),
             leaves,
             lambda: self._make(arguments, leaves),
-            lambda found: difference_at(function, found.outputs, leaves),
+            lambda found: difference_nearby(function, found.outputs, leaves),
         )
 
     def _make(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Form | None:

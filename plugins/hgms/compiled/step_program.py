@@ -15,7 +15,7 @@ from hgms.compiled.library import plain
 from hgms.compiled.loops import TABLE
 from hgms.compiled.small_products import LARGE
 from hgms.compiled.trace import Structure, apart, flatten, leaves_of, lift_constants
-from hgms.compiled.verify import difference_at
+from hgms.compiled.verify import difference_nearby, difference_of
 from hgms_core import (
     Candidates,
     Cost,
@@ -367,6 +367,13 @@ class JoinedStep:
         def compute(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Result]:
             return self.compute(carried, operands, inputs)
 
+        def nearby(run: Runner, result: Result) -> str:
+            return difference_nearby(
+                lambda inputs: comparable(result, compute(inputs)[0]),
+                lambda inputs: comparable(result, run(inputs)),
+                leaves,
+            )
+
         def check(run: Runner, result: Result) -> str:
             after, record = self.pipeline.step(self.problem, state, progress)
             if isinstance(self.operands["generator"].source, Restarting):
@@ -376,7 +383,7 @@ class JoinedStep:
                 after["start"] = kept["start"]
             others = leaves_of((after["x"], without_costs(record)))
             expected = [*Leaves.carried(after).leaves, *others]
-            return difference_at(
+            return nearby(run, result) or difference_of(
                 lambda inputs: comparable(result, compute(inputs)[0]),
                 lambda inputs: comparable(result, run(inputs)),
                 leaves,
@@ -395,7 +402,7 @@ class JoinedStep:
             (NAME, self.pipeline, self.problem, carried, operands),
             leaves,
             make,
-            lambda found: check(found.outputs, found.result),
+            lambda found: nearby(found.outputs, found.result),
         )
         if program is not None:
             self.programs.insert(0, program)

@@ -67,15 +67,12 @@ def difference_of(
     return compare(actual, wanted, effect_of_rounding(function, leaves))
 
 
-def difference_at(
-    function: Function, run: Function, leaves: Sequence[Tensor], expected: Outputs | None = None
-) -> str:
-    """Return :func:`difference_of` at other values, or else at ``leaves``.
+def difference_nearby(function: Function, run: Function, leaves: Sequence[Tensor]) -> str:
+    """Return :func:`difference_of` at values near ``leaves``.
 
-    The other values reveal a program that contains the values of its trace.
+    These values reveal a program that contains the values of its trace.
     """
-    elsewhere = difference_of(function, run, perturb(leaves, 0.01))
-    return elsewhere or difference_of(function, run, leaves, expected)
+    return difference_of(function, run, perturb(leaves, 0.01))
 
 
 def effect_of_rounding(function: Function, leaves: Sequence[Tensor]) -> list[float]:
