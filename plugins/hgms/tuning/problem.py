@@ -21,6 +21,7 @@ from torch.func import vmap
 
 from hgms.adapters import ModuleParts, as_data
 from hgms.hyper import Block, Hyper
+from hgms.tuning.shared_inputs import SharedInputs
 from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree, slopes
 from hgms_core.arguments import check_function
 
@@ -254,7 +255,8 @@ class TuningProblem:
 
     def row_losses(self, w: Tensor, u: Tensor, batch: Batch, training: bool) -> Tensor:
         """Return the loss of each row of the batch, ``[B]``."""
-        return self.losses(self.spec.unravel(w), self.space.values(u), batch, training)
+        with SharedInputs():
+            return self.losses(self.spec.unravel(w), self.space.values(u), batch, training)
 
     def train_loss(self, w: Tensor, u: Tensor, mask: Tensor, batch: Batch) -> Tensor:
         """Return Σ_i m_i ω_i(u) ℓ_i(w, u) / Σ_i m_i + ½ Σ_j λ_j(u) w_j² + ½ s ‖w − c(u)‖²."""
