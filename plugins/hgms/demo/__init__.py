@@ -1,4 +1,4 @@
-"""``hgms demo``: the comparison of the README, in about a minute."""
+"""``hgms demo``: the comparison of the README, in about two minutes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hgms.cli import json_option, print_json, print_table
 from hgms.demo import demo as demos
 
 
-@click.command(short_help="Compare two methods with three baselines, in a minute.")
+@click.command(short_help="Compare two methods with three baselines, in two minutes.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
