@@ -23,8 +23,8 @@ SAMPLES = 2
 """Points at which the effect of rounding is measured: at a single point it can be small by chance.
 """
 MARGIN = 10
-"""Permitted difference in units of the measured rounding error. The residual at the end of a solve
-differed by 4.4 units (float32, 30 products of a 784-300-10 network).
+"""Permitted difference in units of the measured effect of rounding. Without it, the residual at the
+end of a solve differed (float32, 30 products of a 784-300-10 network).
 """
 
 
