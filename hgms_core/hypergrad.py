@@ -136,21 +136,28 @@ def curvature(
     def slope() -> Tensor:
         return spec.ravel_leaves(_gradient_at(g, x, check=check)[0])
 
-    def through_graph(gradient: Tensor, leaves: list[Tensor], v: Tensor, keep: bool) -> Tensor:
-        if not gradient.requires_grad:  # g is linear
+    def through_graph(grads: list[Tensor], leaves: list[Tensor], v: Tensor, keep: bool) -> Tensor:
+        # If g is linear in a leaf, its gradient is constant and has no graph: it contributes zero.
+        curved = [i for i, grad in enumerate(grads) if grad.requires_grad]
+        if not curved:
             return torch.zeros_like(v)
-        # With v as its argument, torch.autograd.grad would import sympy, which takes a second.
-        along = (gradient * v).sum()
+        parts = spec.unravel_leaves(v)
         with _second_derivative(slope):
-            products = torch.autograd.grad(along, leaves, retain_graph=keep, materialize_grads=True)
+            products = torch.autograd.grad(
+                [grads[i] for i in curved],
+                leaves,
+                [parts[i] for i in curved],
+                retain_graph=keep,
+                materialize_grads=True,
+            )
         return spec.ravel_leaves(products)
 
     if strategy == "vjp":
         with _second_derivative(slope):
             grads, leaves = _gradient_at(g, x, create_graph=True, check=_check_graph)
-        flat_gradient = spec.ravel_leaves(grads)
+        flat_gradient = spec.ravel_leaves([grad.detach() for grad in grads])
         return Curvature(
-            lambda v: through_graph(flat_gradient, leaves, v, keep=True), flat_gradient.detach, spec
+            lambda v: through_graph(grads, leaves, v, keep=True), lambda: flat_gradient, spec
         )
 
     if strategy == "jvp":
@@ -165,8 +172,8 @@ def curvature(
 
         def backward(v: Tensor) -> Tensor:
             with _second_derivative(slope):
-                grads, leaves = _gradient_at(g, x, create_graph=True, check=_check_graph)
-            return through_graph(spec.ravel_leaves(grads), leaves, v, keep=False)
+                graph = _gradient_at(g, x, create_graph=True, check=_check_graph)
+            return through_graph(*graph, v, keep=False)
 
         return Curvature(
             lambda v: with_forward_mode(lambda: forward(v), lambda: backward(v)), slope, spec
