@@ -85,9 +85,7 @@ class Library:
 
     def __call__(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(plain(inputs))
-        outputs: Sequence[Tensor]
-        outputs = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(self.entry(handles))
-        return outputs
+        return torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(self.entry(handles))
 
 
 def plain(leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -258,10 +258,10 @@ class Programs:
         The result is None if compilation fails or the results differ.
         """
 
-        def eager(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            return graph(*inputs)
+        def check(run: Runner) -> str:
+            return difference_of(lambda inputs: graph(*inputs), run, leaves)
 
-        return self.build(name, graph, leaves, lambda run: difference_of(eager, run, leaves))
+        return self.build(name, graph, leaves, check)
 
     def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None:
         """Return ``make()``, timed. If it raises, return None: the function then runs eagerly."""
