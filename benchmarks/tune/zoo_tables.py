@@ -349,8 +349,11 @@ def draw_profile(rows: Sequence[Row], path: Path) -> None:
             ylim=(0, 1),
         )
     panels[0].set_ylabel("share of runs")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    known = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        known |= dict(zip(labels, handles, strict=True))
+    figure.legend(known.values(), known, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=110)
 
 
