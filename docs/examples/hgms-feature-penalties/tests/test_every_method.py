@@ -17,15 +17,9 @@ import pytest
 import torch
 from hgms_feature_penalties import FeaturePenalties
 
-from hgms_core import Sources
-
-NO_SOURCES = "it requires named data sources with one weight each"
-NO_LOOKS = (
-    "it requires a vector for each row that says what it is like (`representations` of "
-    "`Problem.sources.examples`)"
-)
-NO_WEIGHTS = "it requires one weight for each lower row (`Problem.rows`)"
-NOT_DIRECT = "it requires an upper loss that depends on θ directly (∂_θ f ≠ 0)"
+from hgms.plugins import Registry
+from hgms.runs.describe import description
+from hgms_core import Rows, Sources
 
 
 def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -41,19 +35,24 @@ def hgms(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, tuple[bool | None, str]]:
-    """Of each method: whether it fits (None: it has no defaults to tell by), and why not."""
-    rows = json.loads(hgms("compat", "--json").stdout)
-    return {
-        row["method"]: (row["fits"], row["why"])
-        for row in rows
-        if row["task"] == "feature-penalties"
-    }
+def missing() -> dict[str, set[str] | None]:
+    """Of each method: the traits that it needs and the task lacks; None for a method without
+    defaults.
+    """
+    registry = Registry.load()
+    found: dict[str, set[str] | None] = {}
+    for component in registry.components("method"):
+        known = description(component, registry)
+        if any(field["required"] for field in known.get("fields", ())):
+            found[component.name] = None
+        else:
+            found[component.name] = set(known["needs"]) - FeaturePenalties.traits
+    return found
 
 
-def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
-    assert len(verdicts) > 20
-    refused = {name: why for name, (fits, why) in verdicts.items() if fits is False}
+def test_only_methods_that_need_what_this_task_has_not_are_refused(missing):
+    assert len(missing) > 20
+    lacking = {name: traits for name, traits in missing.items() if traits}
     mixing = {
         "fixed",
         "less",
@@ -70,17 +69,14 @@ def test_only_methods_that_need_what_this_task_has_not_are_refused(verdicts):
         "hg-ms-online",
         "uniform-online",
     }
-    assert set(refused) >= mixing
-    reasons = {
-        why.partition(" (its part")[0].removesuffix(NO_SOURCES.replace("it requires", " and"))
-        for why in refused.values()
-    }
-    assert reasons == {NO_SOURCES, NO_LOOKS, NO_WEIGHTS, NOT_DIRECT}
+    assert set(lacking) >= mixing
+    reasons = set().union(*lacking.values())
+    assert reasons == {"sources", "representations", "row-weights", "direct-upper"}
     # and it is true: all training rows are of one kind, none has a separate weight, and f does
     # not see θ
     problem = FeaturePenalties().problem(0, torch.device("cpu"), torch.float64)
     assert problem.find(Sources) is None
-    assert problem.rows is None
+    assert problem.find(Rows) is None
     twice = {name: 2 * leaf + 1 for name, leaf in problem.theta0.items()}
     batch = problem.upper_data["differentiate"].batch(None)
     assert problem.f(twice, problem.x0, batch) == problem.f(problem.theta0, problem.x0, batch)
@@ -99,12 +95,12 @@ def test_a_refused_method_does_not_begin(tmp_path):
         "--out",
         str(tmp_path),
     ]
-    assert NO_SOURCES in hgms("compare", *flags, code=2).stderr
+    assert "less" in hgms("compare", *flags, code=2).stderr
     assert not list(tmp_path.rglob("steps.jsonl"))
 
 
-def test_every_other_method_runs(verdicts, tmp_path):
-    names = [name for name, (fits, _) in verdicts.items() if fits]
+def test_every_other_method_runs(missing, tmp_path):
+    names = [name for name, traits in missing.items() if traits == set()]
     for name, package in {"tpe": "optuna", "kfac": "curvlinops"}.items():
         if importlib.util.find_spec(package) is None:
             names.remove(name)  # it is listed without its extra, and asks for it when it runs
@@ -117,9 +113,9 @@ def test_every_other_method_runs(verdicts, tmp_path):
         'hypergradient = { name = "implicit", solver = { name = "cg" } }\n'
         'outer = { name = "adam" }\n'
     )
-    unknown = {name for name, (fits, _) in verdicts.items() if fits is None}
-    # the last three stand around a pipeline
-    assert unknown == {"search", "pipeline", "crossfit", "learned-start", "starting-at", "tilted"}
+    wrappers = {"crossfit", "keep-best", "learned-start", "starting-at", "tilted"}
+    without_defaults = {name for name, traits in missing.items() if traits is None}
+    assert without_defaults == {"search", "pipeline", *wrappers}
     grid = tmp_path / "grid.toml"
     task = '[[task]]\nname = "feature-penalties"\ndataset = "wine"\nnoise_features = 7\n'
     grid.write_text(f'budget = "2 steps"\nseeds = 1\n[run]\nout = "runs"\n{task}{"".join(blocks)}')
