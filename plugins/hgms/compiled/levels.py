@@ -72,8 +72,7 @@ class CompiledProduct:
         launch = self.programs.keep(
             ("product", *self.key), lambda: self.programs.compiled("product", self.graph, inputs)
         )
-        outputs: Sequence[Tensor] = self.graph(*inputs) if launch is None else launch(inputs)
-        return outputs[0]
+        return (self.graph(*inputs) if launch is None else launch(inputs))[0]
 
     @property
     def small(self) -> bool:

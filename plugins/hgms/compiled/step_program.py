@@ -15,7 +15,7 @@ from hgms.compiled.library import plain
 from hgms.compiled.loops import TABLE
 from hgms.compiled.small_products import LARGE
 from hgms.compiled.trace import Structure, apart, flatten, leaves_of, lift_constants
-from hgms.compiled.verify import difference_nearby, difference_of
+from hgms.compiled.verify import Function, difference_nearby, difference_of
 from hgms_core import (
     Candidates,
     Cost,
@@ -367,11 +367,10 @@ class JoinedStep:
         def compute(inputs: Sequence[Tensor]) -> tuple[list[Tensor], Result]:
             return self.compute(carried, operands, inputs)
 
-        def nearby(run: Runner, result: Result) -> str:
-            return difference_nearby(
+        def sides(run: Runner, result: Result) -> tuple[Function, Function]:
+            return (
                 lambda inputs: comparable(result, compute(inputs)[0]),
                 lambda inputs: comparable(result, run(inputs)),
-                leaves,
             )
 
         def check(run: Runner, result: Result) -> str:
@@ -383,12 +382,9 @@ class JoinedStep:
                 after["start"] = kept["start"]
             others = leaves_of((after["x"], without_costs(record)))
             expected = [*Leaves.carried(after).leaves, *others]
-            return nearby(run, result) or difference_of(
-                lambda inputs: comparable(result, compute(inputs)[0]),
-                lambda inputs: comparable(result, run(inputs)),
-                leaves,
-                comparable(result, expected),
-            )
+            both = sides(run, result)
+            nearby = difference_nearby(*both, leaves)
+            return nearby or difference_of(*both, leaves, comparable(result, expected))
 
         def make() -> Program | None:
             traced = self.compiler.attempt(NAME, "traced", lambda: trace_step(compute, leaves))
@@ -402,7 +398,7 @@ class JoinedStep:
             (NAME, self.pipeline, self.problem, carried, operands),
             leaves,
             make,
-            lambda found: nearby(found.outputs, found.result),
+            lambda found: difference_nearby(*sides(found.outputs, found.result), leaves),
         )
         if program is not None:
             self.programs.insert(0, program)

@@ -86,7 +86,7 @@ def sure_gain(candidate: Candidate, reference: Candidate) -> float:
 
 
 def cross_fitted(learned: Sequence[Candidate], reference: Candidate, fold: Tensor) -> Tensor:
-    """Return the judged losses of the selection among learned candidates, by cross-fitting.
+    """Return the judged losses of selecting a learned candidate, by cross-fitting.
 
     The rows of fold k are judged under the candidate that the other folds select.
     """
@@ -104,7 +104,7 @@ def cross_fitted(learned: Sequence[Candidate], reference: Candidate, fold: Tenso
 def choose(candidates: Sequence[Candidate], fold: Tensor) -> tuple[Candidate, Candidate]:
     """Return the selected candidate, and the best baseline.
 
-    Among learned candidates, the largest :func:`sure_gain` over the best baseline decides. The
+    The learned candidate with the largest :func:`sure_gain` over the best baseline is selected. The
     selection itself is judged by cross-fitting. A learned candidate is returned only if its own
     gain and the gain of the selection are sure.
     """

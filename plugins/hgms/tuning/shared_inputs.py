@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 MOST = 16
-"""Maximum outputs of a joined layer; with 32 outputs, R products are as fast."""
+"""Maximum outputs of a joined layer; with 32 outputs, R products are faster."""
 
 
 class SharedInputs(TorchFunctionMode):
@@ -54,4 +54,4 @@ def _is_small(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     product = (weight @ input.mT).mT
-    return product if bias is None else product + bias
+    return product if bias is None else product + bias.to(product.dtype)

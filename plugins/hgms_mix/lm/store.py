@@ -83,7 +83,7 @@ def load(
 ) -> tuple[dict[str, np.ndarray], Mapping[str, Any]] | None:
     """Map the arrays of a finished folder into memory, and return them with the facts about them.
 
-    Return None if the folder is not finished. Warn and return None if the files are damaged. Cost:
+    The result is None if the folder is not finished, or damaged, which is also logged. Cost:
     one pass over the files.
     """
     try:

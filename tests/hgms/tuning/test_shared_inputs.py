@@ -57,3 +57,15 @@ def test_products_of_replicas_are_one_product_of_matrices() -> None:
     names = {event.key for event in profile.key_averages()}
     assert "aten::mm" in names
     assert "aten::bmm" not in names
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_autocast_returns_the_type_of_linear(has_bias: bool) -> None:
+    rows, weight = normal(5, 4).float(), normal(1, 4, seed=1).float()
+    bias = normal(1, seed=2).float() if has_bias else None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = functional.linear(rows, weight, bias)
+        with SharedInputs():
+            found = functional.linear(rows, weight, bias)
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)

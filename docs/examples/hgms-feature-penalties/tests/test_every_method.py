@@ -95,7 +95,9 @@ def test_a_refused_method_does_not_begin(tmp_path):
         "--out",
         str(tmp_path),
     ]
-    assert "less" in hgms("compare", *flags, code=2).stderr
+    message = hgms("compare", *flags, code=2).stderr
+    assert "(method.less)" in message
+    assert "data sources" in message
     assert not list(tmp_path.rglob("steps.jsonl"))
 
 
