@@ -99,6 +99,13 @@ def other(own: Any, **more: Any) -> MinimalResidual:
     return like(own, MinimalResidual, **more)
 
 
+def ends_with_a_division_by_zero(answer: Any, *_: object) -> Any:
+    """As a solver that divides 0 by 0 once its residual is 0 and keeps the last value."""
+    is_exact = answer.residual < 1e-12
+    codes = torch.full_like(answer.codes, Outcome.NONFINITE.code)
+    return evolve(answer, codes=torch.where(is_exact, codes, answer.codes))
+
+
 def invented(**numbers: float) -> Any:
     return answers(
         lambda answer, *_: evolve(
@@ -143,6 +150,8 @@ SOLVERS: list[tuple[str, Any]] = [
     ("dense-solve", MinimalResidual(max_steps=2)),
     ("ridge", asks(lambda own, plain, m, b, x0: other(own, ridge=0.0).solve(m, b, x0))),
     ("identity", answers(lambda answer, *_: evolve(answer, value=-answer.value))),
+    ("identity", answers(ends_with_a_division_by_zero)),
+    ("zero-rhs", answers(ends_with_a_division_by_zero)),
     (
         "zero-rhs",
         answers(lambda answer, b, *_: evolve(answer, value=answer.value / b.norm() * b.norm())),

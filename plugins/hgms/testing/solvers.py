@@ -181,9 +181,12 @@ def check_ridge(solver: Any) -> None:
 
 
 def check_identity(solver: Any) -> None:
-    """With H = I the solution is a multiple of b: b/(1 + ridge) if it converged."""
+    """With H = I the solution is a multiple of b: b/(1 + ridge) if it converged. A division by a
+    residual of 0 does not end the solve as `nonfinite`.
+    """
     b = normal(SIZE, seed=7)
     answer = solve(solver, eye(), b)
+    _is_finite(answer)
     across = answer.value - (answer.value @ b) / (b @ b) * b
     demand(
         across.norm() <= 1e-8 * b.norm(),
@@ -191,8 +194,18 @@ def check_identity(solver: Any) -> None:
     )
 
 
+def _is_finite(answer: Solution) -> None:
+    demand(
+        not (answer.codes == Outcome.NONFINITE.code).any(),
+        "the outcome is nonfinite, but b and all products are finite; guard denominators that are "
+        "0 when the residual is 0",
+    )
+
+
 def check_zero_rhs(solver: Any) -> None:
-    """b = 0 gives v = 0 with residual 0, in a single system and in a stack with another system."""
+    """b = 0 gives v = 0 with residual 0, in a single system and in a stack with another system. The
+    outcome is not `nonfinite`.
+    """
     h = matrix(0.5, 1.5, seed=8)
     zero = torch.zeros(SIZE, dtype=F64, device=place())
     alone = solve(solver, h, zero)
@@ -200,6 +213,7 @@ def check_zero_rhs(solver: Any) -> None:
         not alone.value.any() and not alone.residual.any(),
         f"v = {show(alone.value)}, residual {show(alone.residual)}",
     )
+    _is_finite(alone)
     beside = solve(solver, h.expand(2, SIZE, SIZE), torch.stack([zero, normal(SIZE, seed=9)]))
     demand(not beside.value[0].any(), f"in a batch with another system v = {show(beside.value[0])}")
 
