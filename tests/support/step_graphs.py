@@ -52,7 +52,9 @@ class Tracing(Programs):  # type: ignore[misc]  # which is final, but for what l
     ) -> Trace | None:
         return trace(function, arguments)
 
-    def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Any:
+    def compiled(
+        self, name: str, graph: GraphModule, leaves: Sequence[Tensor], once: bool = False
+    ) -> Any:
         self.graphs[name] = (graph, list(leaves))
         return lambda inputs: graph(*inputs)
 

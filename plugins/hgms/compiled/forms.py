@@ -16,16 +16,21 @@ Numbers = Sequence[float] | Tensor
 
 
 def form(
-    programs: Programs | None, key: tuple[Hashable, ...], function: Callable[..., Any]
+    programs: Programs | None,
+    key: tuple[Hashable, ...],
+    function: Callable[..., Any],
+    once: bool = False,
 ) -> Callable[..., Any]:
     """Return the function unchanged if ``programs`` is None, else its compiled form for the key.
+
+    A function that an outer step calls ``once`` is compiled on a CPU only if its inputs are small.
 
     Examples
     --------
     >>> form(None, ("double",), lambda x: 2 * x)(torch.ones(2))
     tensor([2., 2.])
     """
-    return function if programs is None else programs(key, function)
+    return function if programs is None else programs(key, function, once)
 
 
 def launch(

@@ -15,7 +15,6 @@ from torch.fx import GraphModule, symbolic_trace
 
 from hgms.compiled.programs import Programs, Runner
 from hgms.compiled.trace import (
-    Split,
     arrangement,
     flatten,
     leaves_of,
@@ -35,6 +34,9 @@ from hgms_core import (
     Solution,
     Strategy,
     Tree,
+    gradient,
+    slopes,
+    upper_gradients,
 )
 
 ITERATIONS = 10
@@ -47,6 +49,7 @@ SMALL = 100_000
 """Maximum count of numbers that a small product reads in addition to v."""
 
 Iteration = Callable[[LinearSystem, Tree], Tree]
+Products = tuple[tuple[Tensor, Tree, Tensor, Tensor], Tensor, Tree]
 Operator = Callable[[Tree, Tree, Batch, Tree], Tree]
 
 
@@ -183,6 +186,36 @@ class Levels:
             self.precision,
         )
 
+    def products(self, theta: Tree, x: Tree, below: Batch, above: Batch, v: Tensor) -> Products:
+        """Return the values that do not depend on v, the Hessian product, and the mixed product."""
+        spec = Ravel.of(x)
+        here = self.linearization(theta, x, below, above)
+        product = (
+            here.matvec(v)
+            if self.operator is None
+            else spec.ravel(self.operator(theta, x, below, spec.unravel(v)))
+        )
+        return (here.upper_loss, here.direct, here.rhs, here.slope), product, here.mixed(v)
+
+    def products_in_reverse_mode(
+        self, theta: Tree, x: Tree, below: Batch, above: Batch, v: Tensor
+    ) -> Products:
+        """Return :meth:`products` from one gradient of ⟨∇_x g, v⟩.
+
+        Forward mode, and products with a given gradient, make torch import modules for a second.
+        """
+        spec = Ravel.of(x)
+        upper, lower = (
+            {name: leaf.detach().requires_grad_() for name, leaf in tree.items()}
+            for tree in (theta, x)
+        )
+        upper_loss, direct, rhs = upper_gradients(lambda t, y: self.f(t, y, above), theta, x)
+        slope = spec.ravel_leaves(gradient(self.g, upper, lower, below, graph=True)[0])
+        second = slopes(slope @ v, [*lower.values(), *upper.values()])
+        mixed = dict(zip(theta, second[len(x) :], strict=True))
+        product = spec.ravel_leaves(second[: len(x)])
+        return (upper_loss, direct, spec.ravel(rhs), slope.detach()), product, mixed
+
 
 @define(eq=False)
 class Linearized:
@@ -210,23 +243,13 @@ class Linearized:
     ) -> Linearized | None:
         """Return the compiled functions, or None if tracing or compilation fails."""
 
-        def values_and_products(
-            theta: Tree, x: Tree, below: Batch, above: Batch, v: Tensor
-        ) -> tuple[Any, ...]:
-            here = levels.linearization(theta, x, below, above)
-            product = (
-                here.matvec(v)
-                if levels.operator is None
-                else spec.ravel(levels.operator(theta, x, below, spec.unravel(v)))
-            )
-            return (here.upper_loss, here.direct, here.rhs, here.slope), product, here.mixed(v)
-
         def make() -> Linearized | None:
-            return cls._make(programs, levels, values_and_products, arguments)
+            return cls._make(programs, levels, arguments)
 
         def check(found: Linearized) -> str:
-            function = of_leaves(values_and_products, arranged)
-            return difference_nearby(function, found.outputs, leaves)
+            in_reverse = levels.strategy == "vjp" and levels.operator is None
+            products = levels.products_in_reverse_mode if in_reverse else levels.products
+            return difference_nearby(of_leaves(products, arranged), found.outputs, leaves)
 
         spec = Ravel.of(x)
         along = spec.ravel({name: torch.ones_like(leaf) for name, leaf in x.items()})
@@ -237,34 +260,31 @@ class Linearized:
 
     @classmethod
     def _make(
-        cls,
-        programs: Programs,
-        levels: Levels,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
+        cls, programs: Programs, levels: Levels, arguments: tuple[Any, ...]
     ) -> Linearized | None:
         theta, *_, along = arguments
-        traced = programs.traced("linearization", function, arguments)
+        traced = programs.traced("linearization", levels.products, arguments)
         if traced is None:
             return None
         leaves = leaves_of(arguments)
         late = len(leaves) - 1
         done = len(traced.structure[0][1]) + 3
 
-        def parts() -> Split:
-            graph = without_mutations(traced.graph, [*leaves, *traced.constants])
-            return split(graph, range(late, late + 1), [1, len(theta)])
-
-        pieces = programs.attempt("linearization", "split", parts)
-        if pieces is None:
+        graph = programs.attempt(
+            "linearization",
+            "split",
+            lambda: without_mutations(traced.graph, [*leaves, *traced.constants]),
+        )
+        if graph is None:
             return None
+        pieces = split(graph, range(late, late + 1), [1, len(theta)])
         inputs = [*leaves[:late], *traced.constants]
-        prepare = programs.compiled("linearization", pieces.before, inputs)
+        prepare = programs.compiled("linearization", pieces.before, inputs, once=True)
         if prepare is None:
             return None
         values = [*inputs, *prepare(inputs)[done:]]
         of_mixed = [*(values[i].contiguous() for i in pieces.kept[1]), along]
-        mixed = programs.compiled("mixed product", pieces.after[1], of_mixed)
+        mixed = programs.compiled("mixed product", pieces.after[1], of_mixed, once=True)
         if mixed is None:
             return None
         passes = 2 if levels.strategy == "difference" else 1

@@ -6,9 +6,11 @@ One object per run compiles each function once and reports how each function run
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar, final
 
 import torch
@@ -29,10 +31,26 @@ from hgms_core import ConfigError, Pipeline, Problem, Record, State
 from hgms_core.torch_errors import first_line
 
 LOG = logging.getLogger("hgms.programs")
-TORCH_LOG = logging.getLogger("torch._inductor.standalone_compile")
-"""It reports a failure for each program with a loop, because torch does not store it on disk."""
 COMPILERS = ("cpu", "cuda", "mps", "xpu")
 """Device types for which torch's inductor generates code."""
+ON_CPU = {
+    "compile_threads": 1,
+    "cpp_wrapper": True,
+    "cpp.vec_isa_ok": True,
+    "fx_graph_cache": False,
+}
+"""Settings of inductor. All kernels of a function are in one C++ file, which this process compiles:
+one file per kernel takes twice as long, and a pool of processes takes longer to start. The check of
+vector instructions would compile a program with them, but an invalid program fails as well. The
+library is stored, so torch need not store it.
+"""
+ON_GPU = {"triton.cudagraphs": False}
+"""HGMS records the functions itself, independent of torch's settings in the environment."""
+LARGE = 100_000
+"""Numbers that a function reads above which it is not compiled on a CPU if an outer step calls it
+once. Its matrix products take most of the time, so compilation would save 1 % of the step
+(784-300-10 network) and take 5 s.
+"""
 SHAPES = 8
 """Maximum number of argument shapes for which a function is compiled; further shapes run eagerly.
 """
@@ -106,9 +124,9 @@ class Programs:
     _reasons: set[str] = field(factory=set, init=False)
 
     def __call__(
-        self, key: tuple[Hashable, ...], function: Callable[..., Any]
+        self, key: tuple[Hashable, ...], function: Callable[..., Any], once: bool = False
     ) -> Callable[..., Any]:
-        return self.keep(("program", *key), lambda: _Shapes(self, key, function))
+        return self.keep(("program", *key), lambda: _Shapes(self, key, function, once))
 
     def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of ``make()`` from the first call with this key."""
@@ -167,19 +185,20 @@ class Programs:
             return None
         with self.making():
             entry = _entry(parts, leaves)
-            known: Value | None = None if entry is None else entry.load()
+            stored = None if entry is None else entry.load()
+            known, outcomes = stored or (None, {})
             difference = "" if known is None else _outcome(check, known)
         if entry is None:
             return make()
         if known is not None and not difference:
-            self.outcomes |= dict.fromkeys(names, "compiled")
+            self.outcomes |= outcomes
             return known
         if difference:
             entry.file.delete()
             LOG.warning("the stored %s is replaced, since it differs: %s", names[0], difference)
         made = make()
         if made is not None:
-            entry.store(made)
+            entry.store((made, {name: self.outcomes.get(name, "compiled") for name in names}))
         return made
 
     def build(
@@ -252,11 +271,17 @@ class Programs:
             self.refuse(name, f"differs when it is traced: {difference}")
         return None if difference else result
 
-    def compiled(self, name: str, graph: GraphModule, leaves: Sequence[Tensor]) -> Runner | None:
+    def compiled(
+        self, name: str, graph: GraphModule, leaves: Sequence[Tensor], once: bool = False
+    ) -> Runner | None:
         """Return the compiled graph for inputs of these shapes.
 
-        The result is None if compilation fails or the results differ.
+        A large graph that an outer step calls ``once`` is not compiled on a CPU. The result is None
+        if compilation fails or the results differ.
         """
+        if once and is_large(leaves) and not self.refuses(name):
+            self.outcomes.setdefault(name, "traced")
+            return partial(run_graph, graph)
 
         def check(run: Runner) -> str:
             return difference_of(lambda inputs: graph(*inputs), run, leaves)
@@ -280,7 +305,7 @@ class Programs:
         return None
 
     def refuses(self, name: str) -> bool:
-        return self.outcomes.get(name, "compiled") != "compiled"
+        return self.outcomes.get(name, "").startswith("eager")
 
     def refuse(self, name: str, why: str) -> None:
         """Run the function of that name eagerly from now on.
@@ -319,6 +344,17 @@ def _outcome(check: Callable[[Value], str], program: Value) -> str:
         return first_line(error)
 
 
+def is_large(leaves: Sequence[Tensor]) -> bool:
+    """Return whether a function of these inputs is compiled only if a step calls it often."""
+    return is_on_cpu(leaves) and sum(leaf.numel() for leaf in leaves) > LARGE
+
+
+@torch.no_grad()
+def run_graph(graph: GraphModule, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Run a graph that is not compiled."""
+    return graph(*inputs)
+
+
 @frozen(eq=False)
 class _Form:
     """A function compiled for arguments of given shapes."""
@@ -331,17 +367,15 @@ class _Form:
         return self.runner([*leaves, *self.constants])
 
 
+@define(eq=False)
 class _Shapes:
     """Compiled forms of one function, by the shapes of its arguments."""
 
-    def __init__(
-        self, programs: Programs, key: tuple[Hashable, ...], function: Callable[..., Any]
-    ) -> None:
-        self._programs = programs
-        self._name = str(key[0])
-        self._parts = (key, function)
-        self._function = function
-        self._runners: dict[Hashable, _Form | None] = {}
+    _programs: Programs
+    _key: tuple[Hashable, ...]
+    _function: Callable[..., Any]
+    _once: bool
+    _runners: dict[Hashable, _Form | None] = field(factory=dict, init=False)
 
     def __call__(self, *arguments: Any) -> Any:
         leaves = leaves_of(arguments)
@@ -354,32 +388,32 @@ class _Shapes:
         return unflatten(known.structure, known.outputs(leaves))
 
     def _find(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Form | None:
-        if len(self._runners) >= SHAPES:
+        if len(self._runners) >= SHAPES or (self._once and is_large(leaves)):
             return None
         arranged = flatten(arguments, [])
-        function = of_leaves(self._function, arranged)
         return self._programs.recall(
-            [self._name],
-            (*self._parts, arranged),
+            [str(self._key[0])],
+            (self._key, self._function, arranged),
             leaves,
             lambda: self._make(arguments, leaves),
-            lambda found: difference_nearby(function, found.outputs, leaves),
+            lambda found: difference_nearby(
+                of_leaves(self._function, arranged), found.outputs, leaves
+            ),
         )
 
     def _make(self, arguments: Sequence[Any], leaves: list[Tensor]) -> _Form | None:
-        traced = self._programs.traced(self._name, self._function, arguments)
+        name = str(self._key[0])
+        traced = self._programs.traced(name, self._function, arguments)
         if traced is None:
             return None
-        inputs = [*leaves, *traced.constants]
-        runner = self._programs.compiled(self._name, traced.graph, inputs)
+        runner = self._programs.compiled(name, traced.graph, [*leaves, *traced.constants])
         return runner and _Form(runner, traced.constants, traced.structure)
 
 
 def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
     """Return the graph compiled for contiguous inputs of these shapes."""
     import torch._functorch.config
-    from torch._inductor import standalone_compile
-    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     compiled: list[Any] = []
 
@@ -391,36 +425,16 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> 
         leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves
     ]
     on_cpu = is_on_cpu(leaves)
-    # On a CPU all kernels of a function are in one C++ file, which this process compiles. One file
-    # per kernel takes twice as long, and a pool of processes takes longer to start.
-    wrapper = {"compile_threads": 1, "cpp_wrapper": True} if on_cpu else {}
-    # _record_graph records functions on a GPU, independent of torch's settings in the environment.
-    options = {"triton.cudagraphs": False, **wrapper, **settings}
     with (
-        torch._inductor.config.patch(options),
+        torch._inductor.config.patch(ON_CPU if on_cpu else ON_GPU),
+        torch._inductor.config.patch(settings),
         # a cached function of autograd would not be compiled by ``compile_inner``
         torch._functorch.config.patch(enable_autograd_cache=False),
-        _without_warnings(TORCH_LOG),
         scratch_memory(),
     ):
-        program = standalone_compile(
-            GraphModule(graph, graph.graph),
-            examples,
-            dynamic_shapes="from_example_inputs",
-            options={"inner_compile": compile_inner},
-        )
+        program: Any = compile_fx(copy.deepcopy(graph), examples, inner_compile=compile_inner)
     library = Library.of(compiled[0]) if on_cpu and len(compiled) == 1 else None
     return library or (lambda inputs: program(*plain(inputs)))
-
-
-@contextlib.contextmanager
-def _without_warnings(log: logging.Logger) -> Iterator[None]:
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _record_graph(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from attrs import define, field, frozen
@@ -31,7 +31,6 @@ from hgms_core import (
 from hgms_core.capabilities import Fixed, JoinsStep, Restarting, find
 from hgms_core.components import evolve
 
-Value = TypeVar("Value")
 Runner = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Kinds = list[tuple[torch.Size, torch.dtype]]
 NAME = "step"
@@ -50,32 +49,6 @@ SMALL_STEP = {"realize_opcount_threshold": 8, "realize_reads_threshold": 2}
 """Settings of inductor for steps without large products. With its defaults, inductor recomputes a
 derivative for each entry of a sum that reads it.
 """
-
-
-class Compiler(Protocol):
-    """The methods of :class:`hgms.compiled.Programs` that compile a program."""
-
-    def attempt(self, name: str, what: str, make: Callable[[], Value]) -> Value | None: ...
-
-    def refuses(self, name: str) -> bool: ...
-
-    def build(
-        self,
-        name: str,
-        graph: GraphModule,
-        leaves: Sequence[Tensor],
-        check: Callable[[Runner], str],
-        **settings: Any,
-    ) -> Runner | None: ...
-
-    def recall(
-        self,
-        names: Sequence[str],
-        parts: tuple[Any, ...],
-        leaves: Sequence[Tensor],
-        make: Callable[[], Value | None],
-        check: Callable[[Value], str],
-    ) -> Value | None: ...
 
 
 # 1. The parts and the numbers of a step as functions of tensors
@@ -249,13 +222,14 @@ Traced = tuple[GraphModule, tuple[Tensor, ...], Result]
 class JoinedStep:
     """The steps of a pipeline as one program, for a problem without a compiler.
 
+    ``compiler`` is a :class:`hgms.compiled.Programs`.
     ``excluded`` is whether a part cannot be joined with its settings, or the problem is large (None
     before the first step). It is a function of the settings, so a resumed run joins the same steps.
     ``last`` is the last state, and its carried part. ``operands`` are the last operands of each
     part.
     """
 
-    compiler: Compiler
+    compiler: Any
     pipeline: Pipeline
     problem: Problem
     programs: list[Program] = field(factory=list, init=False)
@@ -264,7 +238,7 @@ class JoinedStep:
     operands: dict[str, Leaves] = field(factory=dict, init=False)
 
     @classmethod
-    def of(cls, compiler: Compiler, pipeline: Pipeline, problem: Problem) -> JoinedStep | None:
+    def of(cls, compiler: Any, pipeline: Pipeline, problem: Problem) -> JoinedStep | None:
         """Return the joined step, or None if a part does not declare that it can be joined."""
         parts = [getattr(pipeline, name) for name in PARTS]
         leaves = [*problem.theta0.values(), *problem.x0.values()]

@@ -137,8 +137,7 @@ class StoredRun:
     def eager(self) -> dict[str, str]:
         """The functions that could not be compiled, with the reason."""
         recorded = self._execution
-        outcomes = {} if recorded is None or recorded.compile is None else recorded.compile.outcomes
-        return {name: outcome for name, outcome in outcomes.items() if outcome != "compiled"}
+        return {} if recorded is None or recorded.compile is None else recorded.compile.eager
 
     @property
     def compile_seconds(self) -> float:

@@ -56,7 +56,8 @@ class Compilation:
     """The decision whether to compile the functions of the steps, and its outcome.
 
     ``wanted`` is the decision, ``reason`` explains it. ``outcomes`` maps each function that
-    occurred to "compiled", or to "eager" and the reason. ``seconds`` is the wall-clock time of
+    occurred to "compiled", to "traced" (a graph that is too large to gain by compilation), or to
+    "eager" and the reason. ``seconds`` is the wall-clock time of
     compilation, which no budget includes. ``measured`` are the seconds of an eager and of a
     compiled step, if they decide.
     """
@@ -145,15 +146,18 @@ class Compilation:
         """The names of the functions that are compiled."""
         return sorted(name for name, outcome in self.outcomes.items() if outcome == "compiled")
 
+    @property
+    def eager(self) -> dict[str, str]:
+        """The functions that could not be compiled, with the reason."""
+        return {name: why for name, why in self.outcomes.items() if why.startswith("eager")}
+
     def programs(self, clock: Callable[[], float]) -> Programs:
         """Return the compiler for a run that resumes from here.
 
         It does not retry a function that could not be compiled.
         """
         programs = Programs(clock=clock)
-        programs.outcomes |= {
-            name: outcome for name, outcome in self.outcomes.items() if outcome != "compiled"
-        }
+        programs.outcomes |= self.eager
         return programs
 
     def confirm(self, eager: float, compiled: float) -> Compilation:

@@ -74,7 +74,7 @@ class _ByLoss:
 
         # Not the gap: two compiled functions agree only in a few digits on a small difference of
         # scores.
-        score = form(problem.compiler, ("scores", f, mode, chunk), compute_scores)
+        score = form(problem.compiler, ("scores", f, mode, chunk), compute_scores, once=True)
         cost = Cost(upper_values=candidates.count, rows=candidates.count * rows)
         return Selection.of(
             score(detach(theta), detach(candidates.x), operands), highest=self.highest, cost=cost

@@ -18,7 +18,7 @@ norm = LinearSystem.norm
 rows = LinearSystem.rows
 pick = LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
-BLOCK = 5
+BLOCK = 2
 """Iterations per turn of a loop in a program of at most ``FEW`` unknowns, where a turn takes longer
 than an iteration. A finished system does not change.
 """

@@ -145,6 +145,34 @@ def test_programs_linearize_as_the_core_and_finite_differences_do(
         assert not any("tanh.default" in name for name in names)
 
 
+def test_derivatives_in_reverse_mode_are_those_of_the_linearization() -> None:
+    """A loaded program is compared with them."""
+    theta = {"logits": normal(12, seed=20)}
+    x = {name: normal(*leaf.shape, seed=30) for name, leaf in PROBLEM.x0.items()}
+    below, above = PROBLEM.lower_data.batch(None), PROBLEM.upper_data["select"].batch(None)
+    both = Levels(f=PROBLEM.f, g=PROBLEM.g)
+    arguments = (theta, x, below, above, normal(Ravel.of(x).size, seed=11))
+    found, expected = both.products_in_reverse_mode(*arguments), both.products(*arguments)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_large_function_of_one_call_per_step_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(programs, "LARGE", 0)
+    compiler = Programs(joins=False)
+    method = pipeline()
+    states = [method.init(PROBLEM, 0)] * 2
+    for _ in range(2):
+        states = [
+            method.step(evolve(PROBLEM, compiler=where), state)[0]
+            for where, state in zip((compiler, None), states, strict=True)
+        ]
+    assert_same(*states, rtol=1e-9, atol=1e-11)
+    often = dict.fromkeys(("branches", "cg"), "compiled")
+    assert compiler.outcomes == often | dict.fromkeys(levels.NAMES, "traced")
+
+
 # --- estimates
 
 

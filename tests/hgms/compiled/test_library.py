@@ -166,32 +166,47 @@ def steps(joins=True, rows=6, loss=loss_module.loss):
     finally:
         for module, name, function in kept:
             setattr(module, name, function)
-    assert set(problem.compiler.outcomes.values()) == {"compiled"}, problem.compiler.outcomes
-    return float(state["theta"]["t"]), traces
+    return float(state["theta"]["t"]), traces, problem.compiler.outcomes
 """
 SHOW = """
+made.LARGE = {large}
 print(json.dumps([*steps(joins={joins}), "torch._dynamo" in sys.modules]))
 """
+PARTS = {"branches", "linearization", "mixed product", "cg"}
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("joins", [True, False], ids=["one program", "part by part"])
+@pytest.mark.parametrize(
+    ("settings", "compiled", "traced"),
+    [
+        ({"joins": True, "large": 100}, {"step"}, set()),
+        ({"joins": False, "large": 100}, PARTS | {"scores"}, set()),
+        ({"joins": False, "large": 0}, {"branches", "cg"}, {"linearization", "mixed product"}),
+    ],
+    ids=["one program", "part by part", "large"],
+)
 def test_a_second_process_loads_steps_without_a_trace(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joins: bool
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, int],
+    compiled: set[str],
+    traced: set[str],
 ) -> None:
     """The same numbers, without torch's tracer and compiler."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "loss_module.py").write_text(LOSS)
     script = tmp_path / "script.py"
-    script.write_text(RUN + SHOW.format(joins=joins))
+    script.write_text(RUN + SHOW.format(**settings))
     command = [sys.executable, script]
     first, second = (
         json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         for _ in range(2)
     )
-    value, traces, _ = first
+    value, traces, outcomes, _ = first
     assert traces
-    assert second == [value, [], False]
+    assert outcomes == dict.fromkeys(compiled, "compiled") | dict.fromkeys(traced, "traced")
+    assert second == [value, [], outcomes, False]
 
 
 def double(a: Tensor) -> Tensor:

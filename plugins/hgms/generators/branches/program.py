@@ -20,7 +20,7 @@ this size the launch overhead matters.
 """
 STEPS = 5
 """Maximum steps per compiled function. The compile time grows with their number."""
-LENGTHS = (1, 2, 3, 4, 5)
+LENGTHS = (1, 2)
 """Steps per turn of a loop in the program of an outer step."""
 TINY = 100_000
 """Maximum multiply-adds per step for twice as many steps per compiled function."""
