@@ -33,12 +33,12 @@ from attrs import evolve
 from bench_pipeline import SIZES, cleaning, show, straight_down  # which puts tests/ on the path
 from support.helpers import moved
 
-from hgms.compiled import Levels, Programs, linearized, matrix_route
+from hgms.compiled import Levels, Programs, linearized
 from hgms.generators.branches import Branches
 from hgms.hypergradients import Implicit
 from hgms.optim import SGD, AdamW
 from hgms.outer import Adam
-from hgms.runs import RunConfig
+from hgms.runs import RunConfig, matrix_route
 from hgms.selectors import BestOfN
 from hgms.solvers import CG
 from hgms_core import Key, Linearization, Pipeline, Problem, State

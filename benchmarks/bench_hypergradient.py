@@ -42,8 +42,8 @@ from timing import (
 )
 from torch import Tensor
 
-from hgms.compiled import Levels, Programs, calibrated, linearized, matrix_route
-from hgms.runs import RunConfig
+from hgms.compiled import Levels, Programs, linearized
+from hgms.runs import RunConfig, calibrated, matrix_route
 from hgms.solvers import CG
 from hgms_core import CallableSolver, Data, Estimate, Linearization, Problem, Tree
 

@@ -30,11 +30,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hgms.compiled import calibrated, matrix_route
 from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import ThroughStep
 from hgms.optim import SGD
 from hgms.outer import Adam
+from hgms.runs import calibrated, matrix_route
 from hgms.selectors import BestOfN
 from hgms_core import Key, Pipeline, Problem, gradient, groups, repeat
 from hgms_mix.lm import BaseModel, Lora, Source, SourceMixture

@@ -28,10 +28,10 @@ import torch
 from attrs import evolve, frozen
 from timing import difference, machine, quartiles, show, use_processors
 
-from hgms.compiled import Programs, calibrated, matrix_route
+from hgms.compiled import Programs
 from hgms.contrib import KFAC, RecycledCG
 from hgms.hypergradients import Implicit
-from hgms.runs import RunConfig
+from hgms.runs import RunConfig, calibrated, matrix_route
 from hgms.solvers import CG, NystromCG
 from hgms_core import (
     Branch,

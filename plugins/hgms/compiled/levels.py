@@ -6,6 +6,8 @@ They compute the values that do not depend on v, the Hessian product, and the mi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from operator import is_not
 from typing import Any, final
 
 import torch
@@ -13,6 +15,7 @@ from attrs import define, frozen
 from torch import Tensor
 from torch.fx import GraphModule, symbolic_trace
 
+from hgms.compiled.library import is_on_cpu
 from hgms.compiled.programs import Programs, Runner
 from hgms.compiled.trace import (
     arrangement,
@@ -263,7 +266,9 @@ class Linearized:
         cls, programs: Programs, levels: Levels, arguments: tuple[Any, ...]
     ) -> Linearized | None:
         theta, *_, along = arguments
-        traced = programs.traced("linearization", levels.products, arguments)
+        traced = programs.traced(
+            "linearization", levels.products, arguments, turned=is_on_cpu([along])
+        )
         if traced is None:
             return None
         leaves = leaves_of(arguments)
@@ -290,6 +295,7 @@ class Linearized:
         passes = 2 if levels.strategy == "difference" else 1
         # The names in its code are those of a loaded graph, so that keys with the code agree.
         product = symbolic_trace(pieces.after[0])
+        turn_inputs(product, [values[i] for i in pieces.kept[0]])
         inexact = Inexact.difference(product, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
         return cls(
@@ -324,8 +330,30 @@ class Linearized:
         inputs = [*leaves, *self.constants]
         outputs = self.prepare(inputs)
         values = [*inputs, *outputs[done:]]
-        of_product, of_mixed = ([values[i].contiguous() for i in numbers] for numbers in self.kept)
+        of_product = [contiguous(values[i]) for i in self.kept[0]]
+        of_mixed = [values[i].contiguous() for i in self.kept[1]]
         return outputs[:done], of_product, of_mixed
+
+
+def is_turned(leaf: Tensor) -> bool:
+    """Return whether the rows of a matrix are its last axis in memory."""
+    return leaf.dim() == 2 and leaf.t().is_contiguous() and not leaf.is_contiguous()
+
+
+def contiguous(leaf: Tensor) -> Tensor:
+    """Return the transpose of a turned matrix, or the tensor as a contiguous one."""
+    return leaf.t() if is_turned(leaf) else leaf.contiguous()
+
+
+def turn_inputs(module: GraphModule, examples: Sequence[Tensor]) -> None:
+    """Let a graph read turned matrices as :func:`contiguous` transposes, without copies."""
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for place, example in zip(places, examples, strict=False):  # the last input is v
+        if is_turned(example):
+            with module.graph.inserting_after(place):
+                view = module.graph.call_function(torch.ops.aten.t.default, (place,))
+            place.replace_all_uses_with(view, delete_user_cb=partial(is_not, view))
+    module.recompile()
 
 
 def linearized(

@@ -240,11 +240,16 @@ class Programs:
         return run
 
     def traced(
-        self, name: str, function: Callable[..., Any], arguments: Sequence[Any]
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        turned: bool = False,
     ) -> Trace | None:
         """Return the function as a graph.
 
-        The result is None if tracing fails or the graph computes a different result.
+        With ``turned``, rows of data are the last axis of large matrix products. The result is None
+        if tracing fails or the graph computes a different result.
         """
         if self.refuses(name):
             return None
@@ -256,7 +261,7 @@ class Programs:
             return None
 
         def make() -> tuple[Trace, str]:
-            result = trace(function, arguments)
+            result = trace(function, arguments, turned)
             # Check at arguments other than those of the trace, in case the graph contains their
             # values.
             elsewhere = perturb(leaves, 0.01)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,14 +49,7 @@ def _columns(a: Tensor) -> Tensor:
     return a.t().contiguous()
 
 
-def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
-    """View a product with another memory layout."""
-    return NotImplemented if a.is_contiguous() else aten.view.default(a.contiguous(), shape)
-
-
 LOOPS: dict[Any, Callable[..., Any]] = {
-    aten.view.default: _view,
-    aten._unsafe_view.default: _view,
     aten.mm.default: _mm,
     aten.bmm.default: _bmm,
     aten.mv.default: _mv,

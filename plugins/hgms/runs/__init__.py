@@ -16,6 +16,7 @@ from hgms.runs.execution import Compilation, Execution
 from hgms.runs.folder import RunFolder, last_row
 from hgms.runs.identity import config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config
+from hgms.runs.matmul import Product, RouteChoice, calibrated, choose
 from hgms.runs.notebook import reporter
 from hgms.runs.observers import ignore
 from hgms.runs.own_problem import LOSS, OwnProblem, higher_is_better
@@ -23,6 +24,7 @@ from hgms.runs.progress import Progress, View
 from hgms.runs.provenance import data_of, environment, undeclared_plugins
 from hgms.runs.rank import follow_launched
 from hgms.runs.result import RunResult
+from hgms.runs.route import matrix_route
 from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
 from hgms.runs.traits import TRAITS, misfit, missing_traits, needs, suggest_trait, wanted_traits
 from hgms.runs.watchers import StopRun, Watcher, trial_pruner
@@ -41,7 +43,9 @@ __all__ = [
     "Interrupted",
     "Interrupts",
     "OwnProblem",
+    "Product",
     "Progress",
+    "RouteChoice",
     "RunConfig",
     "RunFolder",
     "RunResult",
@@ -50,6 +54,8 @@ __all__ = [
     "View",
     "Watcher",
     "build_component",
+    "calibrated",
+    "choose",
     "config_key",
     "counting",
     "data_of",
@@ -64,6 +70,7 @@ __all__ = [
     "line_of",
     "load",
     "load_state",
+    "matrix_route",
     "misfit",
     "missing_traits",
     "needs",

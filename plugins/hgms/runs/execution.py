@@ -20,9 +20,11 @@ import cattrs
 import torch
 from attrs import Factory, evolve, frozen
 
-from hgms.compiled import COMPILERS, Programs, RouteChoice, calibrated, matrix_route
+from hgms.compiled import COMPILERS, Programs
 from hgms.config import Budget
 from hgms.runs.config import RunSettings
+from hgms.runs.matmul import RouteChoice, calibrated
+from hgms.runs.route import matrix_route
 from hgms.runs.threads import ThreadChoice, are_set, choose_threads, number_of_threads
 from hgms_core import Problem
 

@@ -9,7 +9,6 @@ import torch
 from click.exceptions import Exit
 
 from hgms.arguments import require
-from hgms.compiled import matrix_route
 from hgms.distributed import (
     LAUNCHED,
     OnRanks,
@@ -23,6 +22,7 @@ from hgms.distributed import (
     start,
 )
 from hgms.runs.config import RunConfig, RunSettings
+from hgms.runs.route import matrix_route
 from hgms_core import ConfigError, Method, Problem
 from hgms_core.capabilities import Sharded, find
 from hgms_core.components import evolve

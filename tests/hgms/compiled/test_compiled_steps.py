@@ -13,7 +13,7 @@ from support.programs import as_traced, same_run
 from torch import Tensor
 
 from hgms.adapters import from_losses
-from hgms.compiled import CompiledProduct, Levels, Programs, levels, linearized, programs
+from hgms.compiled import CompiledProduct, Levels, Programs, levels, linearized, programs, trace
 from hgms.compiled import cuda_graphs as graphs
 from hgms.gauss_newton import Composite
 from hgms.generators.branches import Branches, Diversity
@@ -154,6 +154,25 @@ def test_derivatives_in_reverse_mode_are_those_of_the_linearization() -> None:
     arguments = (theta, x, below, above, normal(Ravel.of(x).size, seed=11))
     found, expected = both.products_in_reverse_mode(*arguments), both.products(*arguments)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_rows_of_large_products_are_the_last_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The products read activations in the order in which they are stored."""
+    monkeypatch.setattr(trace, "LARGE_PRODUCT", 0)
+    theta, x = PROBLEM.theta0, PROBLEM.x0
+    below, above = PROBLEM.lower_data.batch(None), PROBLEM.upper_data["select"].batch(None)
+    both = Levels(f=PROBLEM.f, g=PROBLEM.g)
+    here = linearized(Programs(), ("a",), both, theta, x, below, above)
+    assert here is not None
+    plain = both.linearization(theta, x, below, above)
+    v = normal(Ravel.of(x).size, seed=11)
+    near = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(here.matvec(v), plain.matvec(v), **near)
+    torch.testing.assert_close(here.mixed(v), plain.mixed(v), **near)
+    assert isinstance(here.matvec, CompiledProduct)
+    hidden = [leaf for leaf in here.matvec.residuals if sorted(leaf.shape) == [4, 12]]
+    assert {leaf.shape for leaf in hidden} == {(4, 12)}
+    assert all(leaf.is_contiguous() for leaf in here.matvec.residuals)
 
 
 def test_a_large_function_of_one_call_per_step_is_not_compiled(

@@ -15,9 +15,9 @@ import pytest
 import torch
 from support.helpers import assert_same
 
-from hgms.compiled import matrix_route
 from hgms.config.code_cache import CodeCache
 from hgms.config.fingerprinting import Unidentified, identify
+from hgms.runs import matrix_route
 from hgms.store import SavedFile, cache_folder
 from hgms_core import Data, Problem
 

@@ -14,8 +14,7 @@ import torch
 from support.descent import Descent, descend, problem, resumed, stopped
 from support.helpers import run_files
 
-from hgms.compiled import Product, RouteChoice
-from hgms.runs import RunFolder, RunSettings
+from hgms.runs import Product, RouteChoice, RunFolder, RunSettings
 from hgms_core import Problem
 
 MEASURED = Product(

@@ -11,9 +11,8 @@ import pytest
 from support.executor_grids import PLUGIN
 
 from hgms.comparison import compare
-from hgms.compiled import RouteChoice
 from hgms.plugins import Registry
-from hgms.runs import Compilation, Execution
+from hgms.runs import Compilation, Execution, RouteChoice
 
 FAST = RouteChoice(route="fast", reason="half the time")
 EXACT = RouteChoice(route="exact", reason="it is slower")

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hgms.compiled.route import ALLOWED, ROUTES, Route, matrix_route
+from hgms.runs.route import ALLOWED, ROUTES, Route, matrix_route
 from hgms_core import Key, Problem
 
 BATCH = 128

@@ -4,7 +4,7 @@ torch sends float32 products on a CPU to its linear algebra library, which has h
 oneDNN on AMD processors. If bfloat16 is allowed, torch uses oneDNN. On processors without tiles for
 bfloat16 (AMX), oneDNN still computes in float32. On processors with AMX, the products lose half of
 their digits. The choice is therefore measured and not derived from processor names:
-:func:`hgms.compiled.calibrated`.
+:func:`hgms.runs.calibrated`.
 """
 
 from __future__ import annotations

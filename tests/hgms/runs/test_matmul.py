@@ -16,7 +16,7 @@ from support.helpers import rejects
 from torch import Tensor
 
 from hgms.adapters import from_losses
-from hgms.compiled import Product, RouteChoice, calibrated, choose, matmul, matrix_route
+from hgms.runs import Product, RouteChoice, calibrated, choose, matmul, matrix_route
 from hgms_core import Data, Key, Problem, Tree
 
 CPU = torch.device("cpu")
