@@ -48,9 +48,13 @@ class Tracing(Programs):  # type: ignore[misc]  # which is final, but for what l
     graphs: dict[str, tuple[GraphModule, Sequence[Tensor]]] = field(factory=dict)
 
     def traced(
-        self, name: str, function: Callable[..., Any], arguments: Sequence[Any]
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        turned: bool = False,
     ) -> Trace | None:
-        return trace(function, arguments)
+        return trace(function, arguments, turned)
 
     def compiled(
         self, name: str, graph: GraphModule, leaves: Sequence[Tensor], once: bool = False
