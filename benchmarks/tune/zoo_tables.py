@@ -246,6 +246,10 @@ def star_table(
     return markdown(lines)
 
 
+SEEDS = 10
+"""Seeds that a statement about a method and a problem needs."""
+
+
 def methods(rows: Sequence[Row]) -> str:
     """Return registered methods against the best trivial baseline of each problem."""
     found = losses(rows)
@@ -266,7 +270,7 @@ def methods(rows: Sequence[Row]) -> str:
             values = log_ratio(found[problem][name], found[problem][trivial])
             medians += values
             interval = Interval.of([min(value, 10.0) for value in values])
-            if interval.excludes_zero:
+            if len(values) >= SEEDS and interval.excludes_zero:
                 (worse if interval.mean > 0 else better).append(f"`{problem}`")
         failed = sum(row["test_loss"] is None or not row["is_finite"] for row in mine)
         median = statistics.median(medians)
