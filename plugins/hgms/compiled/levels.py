@@ -230,6 +230,7 @@ class Linearized:
     product: GraphModule
     mixed: Runner
     kept: tuple[tuple[int, ...], ...]
+    turned: tuple[bool, ...]
     passes: int
     noise: float
 
@@ -295,11 +296,19 @@ class Linearized:
         passes = 2 if levels.strategy == "difference" else 1
         # The names in its code are those of a loaded graph, so that keys with the code agree.
         product = symbolic_trace(pieces.after[0])
-        turn_inputs(product, [values[i] for i in pieces.kept[0]])
+        turned = turn_inputs(product, [values[i] for i in pieces.kept[0]])
         inexact = Inexact.difference(product, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
         return cls(
-            traced.constants, traced.structure, prepare, product, mixed, pieces.kept, passes, noise
+            traced.constants,
+            traced.structure,
+            prepare,
+            product,
+            mixed,
+            pieces.kept,
+            turned,
+            passes,
+            noise,
         )
 
     def at(
@@ -330,30 +339,31 @@ class Linearized:
         inputs = [*leaves, *self.constants]
         outputs = self.prepare(inputs)
         values = [*inputs, *outputs[done:]]
-        of_product = [contiguous(values[i]) for i in self.kept[0]]
+        of_product = [
+            (values[i].t() if is_turned else values[i]).contiguous()
+            for i, is_turned in zip(self.kept[0], self.turned, strict=True)
+        ]
         of_mixed = [values[i].contiguous() for i in self.kept[1]]
         return outputs[:done], of_product, of_mixed
 
 
-def is_turned(leaf: Tensor) -> bool:
-    """Return whether the rows of a matrix are its last axis in memory."""
-    return leaf.dim() == 2 and leaf.t().is_contiguous() and not leaf.is_contiguous()
+def turn_inputs(module: GraphModule, examples: Sequence[Tensor]) -> tuple[bool, ...]:
+    """Let a graph read matrices with rows as the last axis in memory as their transposes.
 
-
-def contiguous(leaf: Tensor) -> Tensor:
-    """Return the transpose of a turned matrix, or the tensor as a contiguous one."""
-    return leaf.t() if is_turned(leaf) else leaf.contiguous()
-
-
-def turn_inputs(module: GraphModule, examples: Sequence[Tensor]) -> None:
-    """Let a graph read turned matrices as :func:`contiguous` transposes, without copies."""
+    Return which inputs are transposes; they require no copy.
+    """
+    turned = tuple(
+        leaf.dim() == 2 and leaf.t().is_contiguous() and not leaf.is_contiguous()
+        for leaf in examples
+    )
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
-    for place, example in zip(places, examples, strict=False):  # the last input is v
-        if is_turned(example):
+    for place, is_turned in zip(places, turned, strict=False):  # the last input is v
+        if is_turned:
             with module.graph.inserting_after(place):
                 view = module.graph.call_function(torch.ops.aten.t.default, (place,))
             place.replace_all_uses_with(view, delete_user_cb=partial(is_not, view))
     module.recompile()
+    return turned
 
 
 def linearized(
