@@ -21,7 +21,7 @@ def form(
     function: Callable[..., Any],
     once: bool = False,
 ) -> Callable[..., Any]:
-    """Return the function unchanged if ``programs`` is None, else its compiled form for the key.
+    """Return the compiled form of the function for the key; without ``programs``, the function.
 
     A function that an outer step calls ``once`` is compiled on a CPU only if its inputs are small.
 
@@ -43,7 +43,7 @@ def launch(
 ) -> Any:
     """Call ``function(numbers, x, *arguments)``, eagerly or compiled.
 
-    If ``programs`` is None, the function runs eagerly with the given numbers. Otherwise it is
+    Without ``programs``, the function runs eagerly with the given numbers. Otherwise it is
     compiled, and the numbers become a tensor with the type and device of ``x``. Different numbers
     then use the same compiled function.
 
