@@ -198,6 +198,8 @@ class Registry:
                 else "run `hgms plugins -v` for the traceback"
             )
         hints.append(f"run `hgms list {kind}` for their descriptions")
+        if not error.did_you_mean:
+            hints.append("`--plugin FILE` loads the components of a file")
         return ConfigError(**{**error.as_dict(), "hint": "\n".join(filter(None, hints))})
 
     def _add(self, component: Component) -> None:
