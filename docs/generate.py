@@ -669,6 +669,7 @@ def _imports_of(code: str, module: Any, thing: Any) -> str:
         for alias in node.names
     }
     defined |= {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     own = inspect.getmodule(thing)
     packages: set[str] = set()
     members: dict[str, set[str]] = {}

@@ -190,8 +190,8 @@ KNOWN: dict[Any, Callable[..., Any]] = {
 def turned_products() -> dict[Any, Callable[..., Any]]:
     """Return replacements that make the rows of data the last axis of products and activations.
 
-    They apply from the first large product on. For 5,000 rows of a 784-300-10 network, the products
-    and the operations between them take a fifth less time; for 600 rows of 64-32-10, 1.4 times.
+    They apply from the first large product on. On an AMD EPYC, a Hessian product takes 0.84 times
+    as long for 5,000 rows of a 784-300-10 network, but 1.4 times for 600 rows of 64-32-10.
     """
     large = False
 

@@ -186,7 +186,7 @@ def check_identity(solver: Any) -> None:
     """
     b = normal(SIZE, seed=7)
     answer = solve(solver, eye(), b)
-    _is_finite(answer)
+    _demand_finite(answer)
     across = answer.value - (answer.value @ b) / (b @ b) * b
     demand(
         across.norm() <= 1e-8 * b.norm(),
@@ -194,7 +194,7 @@ def check_identity(solver: Any) -> None:
     )
 
 
-def _is_finite(answer: Solution) -> None:
+def _demand_finite(answer: Solution) -> None:
     demand(
         not (answer.codes == Outcome.NONFINITE.code).any(),
         "the outcome is nonfinite, but b and all products are finite; guard denominators that are "
@@ -213,7 +213,7 @@ def check_zero_rhs(solver: Any) -> None:
         not alone.value.any() and not alone.residual.any(),
         f"v = {show(alone.value)}, residual {show(alone.residual)}",
     )
-    _is_finite(alone)
+    _demand_finite(alone)
     beside = solve(solver, h.expand(2, SIZE, SIZE), torch.stack([zero, normal(SIZE, seed=9)]))
     demand(not beside.value[0].any(), f"in a batch with another system v = {show(beside.value[0])}")
 
