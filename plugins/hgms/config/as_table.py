@@ -30,6 +30,7 @@ AT_REST: Mapping[str, Any] = {
     "learn_start": False,
     "answer": "selected",
     "tilt": 0.0,
+    "max_curvature": "none",
 }
 """Defaults of wrapper keys in the table of every pipeline, in this order.
 

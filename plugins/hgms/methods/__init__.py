@@ -11,6 +11,7 @@ from __future__ import annotations
 from hgms.lazy import Places, attach
 
 PLACES: Places = {
+    "hgms.methods.bounded_curvature": "BoundedCurvature",
     "hgms.methods.crossfit": "CrossFit FlatBranches SharpnessAware",
     "hgms.methods.keep_best": "KeepBest",
     "hgms.methods.learned_start": "LearnedStart",

@@ -1,3 +1,4 @@
+from hgms.methods.bounded_curvature import BoundedCurvature as BoundedCurvature
 from hgms.methods.crossfit import CrossFit as CrossFit
 from hgms.methods.crossfit import FlatBranches as FlatBranches
 from hgms.methods.crossfit import SharpnessAware as SharpnessAware

@@ -7,9 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hgms.methods.bounded_curvature import BoundedCurvature
 from hgms.methods.hg_ms import HG_BASELINE
 from hgms.methods.learned_start import LearnedStart
 from hgms_core import Composition, hookimpl
+
+STABLE = 1.5
+"""The largest product of a lower rate and the curvature at the start. Gradient descent diverges
+above 2; the rest is for batches, and for curvature that grows during the run.
+"""
 
 
 def _one_run(
@@ -20,17 +26,22 @@ def _one_run(
     hypergradient: Mapping[str, Any],
     **more: Any,
 ) -> Composition:
-    """Compose one run of SGD that starts at the end of the previous run, an estimator, and Adam for
-    θ.
+    """Compose one run that starts at the end of the previous run, an estimator, and Adam for θ.
+
+    The curvature is bounded for SGD; steps of AdamW do not depend on the scale of g.
     """
     run = {"name": "branches", "count": 1, **generator, "batch_size": 256}
     outer = {"name": "adam", "lr": 0.1, **more.pop("outer", {})}
-    parts = {
+    parts: dict[str, Any] = {
         "generator": run,
         "selector": {"name": "first"},
         "hypergradient": hypergradient,
         "outer": outer,
     }
+    optimizer = generator["optimizer"]
+    if optimizer["name"] == "sgd":
+        parts["max_curvature"] = STABLE / optimizer["lr"]
+        more["of"] = BoundedCurvature
     return Composition(name=name, summary=summary, source=source, parts=parts, **more)
 
 
@@ -52,10 +63,11 @@ IAPTT_GM = Composition(
         "outer": {
             "name": "split",
             "upper": {"name": "adam", "lr": 0.1},
-            "start": {"name": "sgd", "lr": 3e-2},
+            "start": {"name": "sgd", "lr": 3e-2, "clip": 10.0},
         },
         "learn_start": True,
         "answer": "last",
+        "max_curvature": STABLE / 3e-2,
     },
     testing={"generator": {"optimizer": {"lr": 0.3}}},
 )

@@ -201,7 +201,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
 
 
 def method(**parts: Any) -> Pipeline:
-    table = {"task": "quadratic", "method": {"name": "lancbio", **parts}, "budget": "1 steps"}
+    parts = {"name": "lancbio", "max_curvature": "none", **parts}
+    table = {"task": "quadratic", "method": parts, "budget": "1 steps"}
     composed = RunConfig.from_dict(table).method
     assert isinstance(composed, Pipeline)
     return composed

@@ -12,7 +12,7 @@ from attrs import evolve
 from support.helpers import F64, assert_same, network_problem, normal
 
 from hgms.adapters import from_losses
-from hgms.methods import KeepBest, LearnedStart, StartingAt, Tilted
+from hgms.methods import BoundedCurvature, KeepBest, LearnedStart, StartingAt, Tilted
 from hgms.methods.random_theta import draw_theta
 from hgms.runs import RunConfig
 from hgms_core import Data, Pipeline
@@ -36,11 +36,17 @@ def method(name: str, **parts: Any) -> Any:
     [
         (
             "soba",
-            {"tilt": 0.0, "reference": "none", "learn_start": False, "mixture": "none"},
+            {
+                "tilt": 0.0,
+                "reference": "none",
+                "learn_start": False,
+                "mixture": "none",
+                "max_curvature": "none",
+            },
             set(),
         ),
         ("hg-ms", {"tilt": 2}, {KeepBest, Tilted}),
-        ("soba", {"reference": "clean", "tilt": 0.5}, {Tilted, StartingAt}),
+        ("soba", {"reference": "clean", "tilt": 0.5}, {BoundedCurvature, Tilted, StartingAt}),
         (
             "hg-ms",
             {"generator": "trajectory", "learn_start": True, "tilt": 0.1, "mixture": {"a": 1.0}},
