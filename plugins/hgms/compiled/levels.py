@@ -294,9 +294,9 @@ class Linearized:
         if mixed is None:
             return None
         passes = 2 if levels.strategy == "difference" else 1
+        turned = turn_inputs(pieces.after[0], [values[i] for i in pieces.kept[0]])
         # The names in its code are those of a loaded graph, so that keys with the code agree.
         product = symbolic_trace(pieces.after[0])
-        turned = turn_inputs(product, [values[i] for i in pieces.kept[0]])
         inexact = Inexact.difference(product, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
         return cls(

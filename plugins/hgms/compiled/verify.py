@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,6 +20,8 @@ ROUNDED = 8
 """Units of the last digit by which the inputs change: sums over rows round more than single
 numbers.
 """
+PATTERN = 10_007
+"""Signs that are drawn for a leaf; a prime, so that the rows of a leaf differ."""
 SAMPLES = 2
 """Points at which the effect of rounding is measured: at a single point it can be small by chance.
 """
@@ -64,7 +67,7 @@ def difference_of(
     wanted = function(leaves) if expected is None else expected
     if not compare(actual, wanted):
         return ""
-    return compare(actual, wanted, effect_of_rounding(function, leaves))
+    return compare(actual, wanted, effect_of_rounding(function, leaves, wanted))
 
 
 def difference_nearby(function: Function, run: Function, leaves: Sequence[Tensor]) -> str:
@@ -75,13 +78,14 @@ def difference_nearby(function: Function, run: Function, leaves: Sequence[Tensor
     return difference_of(function, run, perturb(leaves, 0.01))
 
 
-def effect_of_rounding(function: Function, leaves: Sequence[Tensor]) -> list[float]:
+def effect_of_rounding(
+    function: Function, leaves: Sequence[Tensor], expected: Outputs
+) -> list[float]:
     """Return how much each output changes if the inputs change by some units of the last digit.
 
     The effect depends on the operations, and on a strategy that divides by a small step. It is
-    therefore measured.
+    therefore measured. ``expected`` are the results at ``leaves``.
     """
-    expected = function(leaves)
     largest = [0.0] * len(expected)
     for sample in range(SAMPLES):
         nearby = function(perturb(leaves, None, sample))
@@ -97,17 +101,17 @@ def perturb(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> l
     """Return the leaves with every floating-point number changed by ``share`` of itself.
 
     With None, it changes by ``ROUNDED`` units of its last digit. A seeded random draw selects the
-    sign of each change.
+    sign of each change; large leaves repeat their signs, because draws are slow.
     """
     generator = torch.Generator().manual_seed(sample)
 
     def displace(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             return leaf
-        signs = (
-            2.0 * torch.randint(0, 2, leaf.shape, generator=generator).to(leaf.device, leaf.dtype)
-            - 1
-        )
+        count = leaf.numel()
+        drawn = torch.randint(0, 2, (min(count, PATTERN),), generator=generator)
+        drawn = 2.0 * drawn.to(leaf.device, leaf.dtype) - 1
+        signs = drawn.repeat(count // PATTERN + 1)[:count].view(leaf.shape)
         size = ROUNDED * torch.finfo(leaf.dtype).eps if share is None else share
         return leaf * (1 + size * signs)
 
@@ -115,5 +119,8 @@ def perturb(leaves: Sequence[Tensor], share: float | None, sample: int = 0) -> l
 
 
 def _largest(leaf: Tensor) -> float:
-    finite = leaf[torch.isfinite(leaf)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    """Return the largest finite absolute value."""
+    if not leaf.numel():
+        return 0.0
+    size = float(leaf.abs().max())
+    return size if math.isfinite(size) else float(leaf.nan_to_num(0, 0, 0).abs().max())

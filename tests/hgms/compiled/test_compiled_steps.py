@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 from typing import Any
 
@@ -163,7 +164,9 @@ def test_derivatives_in_reverse_mode_are_those_of_the_linearization() -> None:
 def test_the_rows_of_large_products_are_the_last_axis(
     monkeypatch: pytest.MonkeyPatch, strategy: Any
 ) -> None:
-    """The products read activations in the order in which they are stored."""
+    """The products read activations in the order in which they are stored. The next process loads
+    the same code, which is part of the key of programs that contain the product.
+    """
     monkeypatch.setattr(trace, "LARGE_PRODUCT", 0)
     theta, x = PROBLEM.theta0, PROBLEM.x0
     below, above = PROBLEM.lower_data.batch(None), PROBLEM.upper_data["select"].batch(None)
@@ -180,6 +183,7 @@ def test_the_rows_of_large_products_are_the_last_axis(
     hidden = [leaf for leaf in here.matvec.residuals if sorted(leaf.shape) == [4, 12]]
     assert {leaf.shape for leaf in hidden} == ({(4, 12)} if strategy != "difference" else set())
     assert all(leaf.is_contiguous() for leaf in here.matvec.residuals)
+    assert pickle.loads(pickle.dumps(here.matvec.graph)).code == here.matvec.graph.code
 
 
 def test_a_batch_with_another_layout_in_memory_gives_the_same_products() -> None:

@@ -92,13 +92,13 @@ def test_the_tolerance_in_float64_is_what_the_strategy_rounds() -> None:
     (want,) = traced.graph(x)
     noise = torch.zeros_like(want)
     noise[3] = 2e-10 * want.abs().max()
-    rounding = effect_of_rounding(lambda inputs: traced.graph(*inputs), [x])
+    rounding = effect_of_rounding(lambda inputs: traced.graph(*inputs), [x], traced.graph(x))
     assert compare([want + noise], [want]) != ""
     assert compare([want + noise], [want], rounding) == ""
     assert compare([want + 100 * noise], [want], rounding) != ""
     exact = trace(lambda x: [torch.tanh(x) * x.exp()], (x,))
     (value,) = exact.graph(x)
-    rounding = effect_of_rounding(lambda inputs: exact.graph(*inputs), [x])
+    rounding = effect_of_rounding(lambda inputs: exact.graph(*inputs), [x], exact.graph(x))
     assert compare([value + 2e-10 * value.max()], [value], rounding) != ""
 
 
