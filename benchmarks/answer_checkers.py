@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hgms_mix.evaluation import questions
-from hgms_mix.evaluation.questions import Question
-from hgms_mix.evaluation.scores import score
+# at the end: the folder has a script evaluate.py, and the harness imports a library of this name
+sys.path.append(str(Path(__file__).resolve().parent / "llm"))
+
+from evaluation import questions
+from evaluation.questions import Question
+from evaluation.scores import score
 
 DEFINITIONS = {
     "gsm8k": "gsm8k/gsm8k.yaml",

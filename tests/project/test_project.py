@@ -37,7 +37,6 @@ NO_HOOKS = {
     "hgms.store",
     "hgms.tasks.images",
     "hgms.uncertainty",
-    "hgms_mix.evaluation",
 }
 """Libraries: what others import, without a component or command of its own."""
 WITH_METHOD = {"hgms.tuning"}

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hgms_mix.evaluation import Evaluate, Judge
-from hgms_mix.evaluation.judge_calls import ratings_path
+from evaluation import Evaluate, Judge
+from evaluation.judge_calls import ratings_path
+
 from support.source_files import lines
 
 Reply = tuple[int, dict[str, str], str | bytes | None]

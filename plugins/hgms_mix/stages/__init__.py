@@ -1,6 +1,6 @@
 """`hgms mix`: learn a mixture of data sources, fine-tune a base model on it, and evaluate.
 
-The results are a learned mixture, a fine-tuned adapter and its scores.
+The results are a learned mixture, a fine-tuned adapter and its losses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hgms_mix.stages.config import MixConfig as MixConfig
     from hgms_mix.stages.config import load as load
     from hgms_mix.stages.config import read as read
-    from hgms_mix.stages.config import resolved_table as resolved_table
+    from hgms_mix.stages.config import reject_benchmarks as reject_benchmarks
     from hgms_mix.stages.graph import Finished as Finished
     from hgms_mix.stages.graph import Log as Log
     from hgms_mix.stages.graph import Runner as Runner
@@ -47,7 +47,7 @@ _SHARED: Places = {
     "hgms_mix.stages.mix": "LEASES STAGES claim ensure_runnable finished_report mix_path run_mix "
     "runner_of",
     "hgms_mix.stages.reweight": "Learned",
-    "hgms_mix.stages.config": "MixConfig OF_GRIDS load read resolved_table",
+    "hgms_mix.stages.config": "MixConfig OF_GRIDS load read reject_benchmarks",
     "hgms_mix.stages.tuned_model": "TunedModel read_rows",
 }
 """Names for other programs, by module. They are imported on first access, because every command

@@ -127,7 +127,7 @@ _stage("reweight", "reweight", "Learn the weights of the sources, as `hgms run` 
 _stage("uncertainty", "uncertainty", "Resample rows: how certain the mixture's direction is.")
 _stage("sample", "sample", "Draw the rows to fine-tune on, by the learned weights.")
 _stage("finetune", "finetune", "Fine-tune the model on the drawn rows.")
-_stage("evaluate", "evaluate", "Losses on the test sets, and the benchmarks.")
+_stage("evaluate", "evaluate", "Losses on the test sets.")
 
 
 @mix.command("demo", short_help="Compare HG-MS with uniform weights on small texts.")

@@ -1,4 +1,4 @@
-"""A mix file: a run configuration with four more tables."""
+"""A mix file: a run configuration with three more tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hgms.config.tables import merge_options, overlay_tables, tables_of
 from hgms.plugins import Registry
 from hgms.runs import RunConfig
 from hgms_core import ConfigError
-from hgms_mix.evaluation import Evaluate
 from hgms_mix.lm import SourceMixture
 from hgms_mix.stages.settings import Finetune, Resampling, Sample
 
@@ -30,7 +29,6 @@ class MixConfig(RunConfig):
     sample: Sample
     uncertainty: Resampling = Resampling()
     finetune: Finetune = Finetune()
-    evaluate: Evaluate = Evaluate()
 
     @property
     def reweight(self) -> RunConfig:
@@ -38,15 +36,6 @@ class MixConfig(RunConfig):
         return RunConfig(
             **{part.name: getattr(self, part.name) for part in attrs.fields(cast(Any, RunConfig))}
         )
-
-
-def resolved_table(config: MixConfig) -> dict[str, Any]:
-    """Return the configuration with all values of all fields, as input for ``hgms mix``."""
-    table = config.as_dict()
-    judge = table["evaluate"].get("judge")
-    if isinstance(judge, dict):
-        table["evaluate"]["judge"] = {key: value for key, value in judge.items() if value != "none"}
-    return table
 
 
 def load(
@@ -76,11 +65,7 @@ def read(
     registry: Registry | None = None,
 ) -> MixConfig:
     """Return the configuration in a mix file's table; messages use ``source`` as its name."""
-    task = table.get("task")
-    evaluate = table.get("evaluate", {})
-    if isinstance(task, Mapping) and isinstance(evaluate, Mapping) and "template" in task:
-        # Questions use the template of training, unless the file sets another template.
-        table = {**table, "evaluate": {"template": task["template"], **evaluate}}
+    reject_benchmarks(table, source)
     config = cast(
         "MixConfig", MixConfig.from_dict(table, source=source, sets=places, registry=registry)
     )
@@ -100,6 +85,22 @@ def read(
         hint=f'set device = "cuda" and CUDA_VISIBLE_DEVICES={config.run.device[5:]}',
     )
     return config
+
+
+def reject_benchmarks(table: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError for the table [evaluate], which selected benchmarks before 0.9.0."""
+    own = table.get("evaluate", ())
+    place = ("evaluate", *(list(own)[:1] if isinstance(own, Mapping) else ()))
+    require(
+        "evaluate" not in table,
+        "unknown-option",
+        f"{'.'.join(place)} is not an option: hgms mix evaluates the losses of test sets only",
+        place=(source, *place),
+        hint="remove the table [evaluate], and give the tuned model to the lm-eval harness: "
+        "lm_eval --model hf --model_args pretrained=BASE,peft=FOLDER/finetune-KEY/tuned "
+        "--tasks gsm8k\n"
+        "for the paper's scores, use benchmarks/llm/evaluate.py in the repository of HGMS",
+    )
 
 
 OF_GRIDS = ("seeds", "metric", "reference", "baselines", "scale")
@@ -152,7 +153,7 @@ def mix_of(
     return _move_labels({**kept, "seed": seed}, task, overlay_tables(chosen, special))
 
 
-OWN = ("budget", "sample", "finetune", "evaluate")
+OWN = ("budget", "sample", "finetune")
 """Tables that [for.LABEL] may override: the budget of a method (a method that does not learn
 needs one step), and the later stages.
 """

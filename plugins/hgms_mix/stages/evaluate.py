@@ -1,7 +1,4 @@
-"""The stage `evaluate`: losses of the fine-tuned model on the test sets, and benchmarks.
-
-The benchmarks are in hgms_mix.evaluation.
-"""
+"""The stage `evaluate`: losses of the fine-tuned model on the test sets."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from torch import Tensor
 
 from hgms.store import Folder
 from hgms_core import Key
-from hgms_mix.evaluation import Evaluate
 from hgms_mix.stages.finetune import FINETUNE, TUNED
 from hgms_mix.stages.graph import Facts, Log, Stage
 from hgms_mix.stages.losses import RowLosses, row_losses, untuned_losses
@@ -26,23 +22,13 @@ LOSSES = "losses"
 
 
 def evaluate_model(
-    work: Folder,
-    tuned: Path,
-    *,
-    model: TunedModel,
-    evaluate: Evaluate,
-    endpoint: str,
-    seed: int,
-    untuned: Path,
-    log: Log,
+    work: Folder, tuned: Path, *, model: TunedModel, seed: int, untuned: Path, log: Log
 ) -> Facts:
-    """Measure the losses of every test row, and run the benchmarks.
+    """Measure the losses of every test row.
 
-    ``endpoint`` is :attr:`Evaluate.endpoint`, which is part of the key of the stage. ``untuned`` is
-    the folder with losses of models before fine-tuning.
+    ``untuned`` is the folder with losses of models before fine-tuning.
     """
-    titles = [*model.task.test, *evaluate.benchmarks]
-    log(f"  {', '.join(titles) or 'nothing to evaluate'}")
+    log(f"  {', '.join(model.task.test) or 'nothing to evaluate'}")
     (work.path / LOSSES).mkdir(exist_ok=True)
     tests = dict[str, Any]()
     before = untuned_losses(model, untuned)
@@ -54,9 +40,7 @@ def evaluate_model(
             "against_untuned": difference(losses, before[name], seed=seed),
         }
         work.write(f"{LOSSES}/{name}.json", json.dumps(losses.as_dict()).encode())
-    folder = work.path / "benchmarks"
-    benchmarks = evaluate.run(loaded, model.tokenizer, folder, log) if evaluate.benchmarks else {}
-    return {"test": tests, "benchmarks": benchmarks}
+    return {"test": tests}
 
 
 EVALUATE = Stage(

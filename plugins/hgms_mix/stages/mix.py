@@ -17,7 +17,7 @@ from hgms.store import LEASE, DiskError, hold_lease, replace_file
 from hgms_core import RunInfo
 from hgms_core.errors import CheckpointError
 from hgms_mix.stages import finetune
-from hgms_mix.stages.config import MixConfig, resolved_table
+from hgms_mix.stages.config import MixConfig
 from hgms_mix.stages.evaluate import EVALUATE
 from hgms_mix.stages.finetune import FINETUNE
 from hgms_mix.stages.graph import Finished, Log, Runner, Stage
@@ -69,7 +69,7 @@ def run_mix(
     follow_launched(config.reweight, device_called(config.run.device))
     now = "reweight"
     with claim(folder, patience=patience):
-        replace_file(folder / "mix.toml", tomlkit.dumps(resolved_table(config)).encode())
+        replace_file(folder / "mix.toml", tomlkit.dumps(config.as_dict()).encode())
         try:
             learned = reweight(config.reweight, folder, log, view)
             runner = runner_of(config, learned, log, view)
@@ -112,8 +112,7 @@ def runner_of(
             "learned": learned,
             "model": model or TunedModel.of(config),
             "seed": config.seed,
-            "endpoint": config.evaluate.endpoint,
-            **{name: getattr(config, name) for name in STAGES},
+            **{name: getattr(config, name) for name in ("uncertainty", "sample", "finetune")},
         },
         tools={
             "log": log,
@@ -151,7 +150,7 @@ def ensure_runnable(config: MixConfig, last: str) -> None:
     MissingExtra
         a package is not installed.
     ConfigError
-        a benchmark cannot be evaluated, or fine-tuning does not support a setting.
+        fine-tuning does not support a setting.
     """
     tunes = "finetune" in stages_up_to(last)
     peft = ["peft"] if TunedModel.of(config).adapter is not None else []
@@ -159,8 +158,6 @@ def ensure_runnable(config: MixConfig, last: str) -> None:
         optional_module(package, f"the stage {last!r}", "llm", place=(last,))
     if tunes:
         finetune.ensure_supported(config)
-    if last == "evaluate":
-        config.evaluate.check()
 
 
 def claim(folder: Path, *, patience: float | None = None) -> AbstractContextManager[object]:

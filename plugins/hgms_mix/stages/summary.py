@@ -38,11 +38,7 @@ def show(report: Mapping[str, Any]) -> None:
     rows = list(_losses(report.get("test", {})))
     if rows:
         print_table(tuple(rows[0]), rows)
-    benchmarks = [
-        f"{name}: {_benchmark(result)}" for name, result in report.get("benchmarks", {}).items()
-    ]
-    for line in (*benchmarks, report["folder"]):
-        click.echo(f"  {line}")
+    click.echo(f"  {report['folder']}")
 
 
 def name_of(config: MixConfig) -> str:
@@ -88,7 +84,7 @@ def write_report(
     if "finetune" in finished:
         content["finetune"] = facts["finetune"]
     if "evaluate" in finished:
-        content |= {name: facts["evaluate"][name] for name in ("test", "benchmarks")}
+        content["test"] = facts["evaluate"]["test"]
         scores = json.dumps(finite(_scores(content)), indent=2, ensure_ascii=False)
         replace_file(folder / "scores.json", scores.encode())
     text = json.dumps(finite(content), indent=2, ensure_ascii=False)
@@ -97,21 +93,14 @@ def write_report(
 
 
 def _scores(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the scores of the tuned model that `hgms report` shows next to the metrics of the run.
+    """Return the test losses of the tuned model.
 
-    Benchmarks come first, then test losses.
+    `hgms report` shows them next to the metrics of the run.
     """
-    metrics: dict[str, float] = {}
-    higher: dict[str, bool] = {}
-    for name, result in content["benchmarks"].items():
-        if isinstance(result, Mapping) and result.get("score") is not None:
-            share = result.get("unit") == "percent"
-            key = f"{name}_accuracy" if share else f"{name}_score"
-            metrics[key], higher[key] = result["score"] / (100 if share else 1), True
-    for name, row in content["test"].items():
-        key = f"tuned_{name}_loss"
-        metrics[key], higher[key] = row["token_loss"]["value"], False
-    return {"metrics": metrics, "higher_is_better": higher}
+    metrics = {
+        f"tuned_{name}_loss": row["token_loss"]["value"] for name, row in content["test"].items()
+    }
+    return {"metrics": metrics, "higher_is_better": dict.fromkeys(metrics, False)}
 
 
 def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -127,26 +116,3 @@ def _losses(tests: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             "example loss": example,
             "untuned": f"{row['untuned']:.4f}",
         }
-
-
-def _benchmark(result: Mapping[str, Any]) -> str:
-    """Format a score with its interval, in the form that hgms_mix.evaluation returns.
-
-    Examples
-    --------
-    >>> _benchmark(
-    ...     {
-    ...         "score": 62.5,
-    ...         "interval": {"low": 59.85, "high": 65.07, "kind": "wilson"},
-    ...         "questions": 1319,
-    ...     }
-    ... )
-    '62.50 [59.85, 65.07]'
-    """
-    interval = result.get("interval") or {}
-    spread = (
-        f" [{interval['low']:.2f}, {interval['high']:.2f}]"
-        if {"low", "high"} <= set(interval)
-        else ""
-    )
-    return "not scored" if result.get("score") is None else f"{result['score']:.2f}{spread}"

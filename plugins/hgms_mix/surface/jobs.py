@@ -14,7 +14,7 @@ from hgms.executors import Needs, Piece, RemoteProgress, Tell, unless_busy
 from hgms.plugins import Registry
 from hgms.runs import undeclared_plugins
 from hgms.store import json_digest
-from hgms_mix.stages import LEASES, claim, read, resolved_table
+from hgms_mix.stages import LEASES, claim, read
 from hgms_mix.surface.design import Point
 from hgms_mix.surface.runs import DesignRuns, Outcome
 
@@ -26,7 +26,7 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
     """Return the run of a point as a job; its result is its :class:`Outcome`."""
     plugins = [] if runs.given.host is None else undeclared_plugins(runs.given.host)
     arguments = {
-        "config": resolved_table(runs.given),
+        "config": runs.given.as_dict(),
         "folder": str(runs.folder.absolute()),
         "plugins": plugins,
         "data": json_digest(runs.task_inputs),

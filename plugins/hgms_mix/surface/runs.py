@@ -212,8 +212,6 @@ class DesignRuns:
 def with_evaluated_sets(config: MixConfig) -> MixConfig:
     """Return the configuration with validation sets as additional test sets.
 
-    It has no benchmarks.
-
     Raises
     ------
     ConfigError
@@ -237,9 +235,7 @@ def with_evaluated_sets(config: MixConfig) -> MixConfig:
     task: Any = config.task
     sets = {f"{DECIDES}{name}": source for name, source in task.validation.items()}
     sets |= {f"{REPORTED}{name}": source for name, source in task.test.items()}
-    return evolve(
-        config, task=attrs.evolve(task, test=sets), evaluate=evolve(config.evaluate, benchmarks=())
-    )
+    return evolve(config, task=attrs.evolve(task, test=sets))
 
 
 def table_of(outcomes: list[Outcome], sources: tuple[str, ...]) -> Runs:

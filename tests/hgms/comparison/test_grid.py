@@ -65,7 +65,7 @@ def test_cells_go_seed_by_seed_with_labels_in_their_folders() -> None:
 
 
 def test_labels_and_tables_of_later_stages_change_no_run_and_labels_narrow_the_grid() -> None:
-    assert grid(sample={"size": 3}, finetune={}, evaluate={"benchmarks": ["gsm8k"]}) == grid()
+    assert grid(sample={"size": 3}, finetune={}) == grid()
     labelled = grid(method=[{"name": "walk", "label": "w"}]).pairs["bowl", "w"]
     assert labelled.config_hash == grid().pairs["bowl", "walk"].config_hash
     narrowed = grid(tasks=["wide"], methods=["quick"])

@@ -16,7 +16,6 @@ from support.token_tables import read, read_examples
 
 from hgms_core import HgmsError
 from hgms_core.errors import DataError
-from hgms_mix.evaluation.questions import place
 from hgms_mix.lm import files
 from hgms_mix.lm.examples import content
 from hgms_mix.lm.models import BaseModel
@@ -108,7 +107,6 @@ def test_folders_and_patterns_are_their_files_in_order(tmp_path: Path) -> None:
     "call",
     [
         lambda path: read_examples("s", Source(path=path)),
-        lambda path: place("gsm8k", f"{path}/x"),
         lambda path: load_tokenizer(f"./{path}/x"),
         lambda path: BaseModel(path=f"./{path}/x", tokenizer="bytes").load(torch.device("cpu")),
     ],

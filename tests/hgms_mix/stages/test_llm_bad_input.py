@@ -100,18 +100,17 @@ CASES: list[tuple[Callable[[], Any], str, str, str]] = [
     (nothing, "finetune.epochs=-1", "out-of-range", "finetune.epochs"),
     (nothing, "finetune.lr=0.0", "out-of-range", "finetune.lr"),
     (nothing, "finetune.schedule=step", "unknown-choice", "finetune.schedule"),
-    (nothing, "evaluate.benchmarks=['gsm9k']", "unknown-choice", "evaluate.benchmarks.0"),
+    (nothing, "evaluate.benchmarks=['gsm8k']", "unknown-option", "mix.toml.evaluate.benchmarks"),
+    (nothing, "evaluate=3", "unknown-option", "mix.toml.evaluate"),
     (nothing, "run.device=cuda:1", "not-supported", "run.device"),
     (nothing, "task=quadratic", "not-supported", "task.name"),
-    (nothing, "evaluate.benchmarks=['mt-bench']", "missing-variable", "evaluate.judge"),
 ]
 
 
 @pytest.mark.parametrize(("prepare", "sets", "code", "place"), CASES)
 def test_bad_input_is_an_error_with_its_code_and_place(
-    prepare: Callable[[], Any], sets: str, code: str, place: str, monkeypatch: pytest.MonkeyPatch
+    prepare: Callable[[], Any], sets: str, code: str, place: str
 ) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     prepare()
     with rejects(code) as caught:
         learn(*([sets] if sets else []))
@@ -134,6 +133,19 @@ def test_a_command_says_it_in_one_message(
     done = fails(*words, sets=sets, parts=[part])
     assert done.stderr.lower().count("error: ") == 1
     assert not list(Path().rglob("report.json"))
+
+
+@pytest.mark.parametrize("words", [("mix", "old.toml"), ("mix", "compare", "old.toml")])
+def test_benchmarks_are_rejected_with_the_commands_that_evaluate_them(
+    words: tuple[str, ...],
+) -> None:
+    text = MIX.replace('method = "hg-ms"', "" if "compare" in words else 'method = "hg-ms"')
+    text += "[evaluate]\nbenchmarks = ['gsm8k']\n"
+    text += '[[method]]\nname = "uniform"\n' if "compare" in words else ""
+    Path("old.toml").write_text(text)
+    parts = ["(old.toml: evaluate.benchmarks)", "lm_eval --model hf", "benchmarks/llm/evaluate.py"]
+    done = fails(*words, parts=parts)
+    assert done.stderr.lower().count("error: ") == 1
 
 
 def test_rows_left_out_and_overlaps_are_said_once() -> None:

@@ -22,7 +22,6 @@ from support.small_mixes import (
     sampled,
     stage_folder,
     stages_of,
-    write_rows,
     write_sums,
 )
 
@@ -196,22 +195,6 @@ def test_rows_do_not_depend_on_the_order_of_the_tables_and_a_short_source_gives_
     assert samples[0] == samples[1]
     done = right("mix", "sample", "mix.toml", sets=["sample.size=90"])
     assert "source 'sums' has 40 rows, its weight 0.500 asks for 45" in done.stderr
-
-
-@pytest.mark.extended
-def test_benchmarks_are_answered_and_shown(here: Path) -> None:
-    pytest.importorskip("math_verify", reason="math-verify is not installed: hgms[llm]")
-    write_rows("gsm8k", [{"question": f"{i} + 1 =", "answer": f"#### {i + 1}"} for i in range(3)])
-    sets = [
-        *("evaluate.benchmarks=['gsm8k']", "evaluate.paths.gsm8k=gsm8k.jsonl"),
-        *("evaluate.max_new_tokens=4", "evaluate.max_prompt_tokens=30", "evaluate.instruction=''"),
-    ]
-    done = right("mix", "mix.toml", sets=sets)
-    assert stages_of(done)[:5] == [*FOUND[:4], "evaluate: starts"]
-    assert "\n  sums, gsm8k\n" in done.stderr
-    assert "\n  gsm8k: 0.00 [0.00, " in done.stdout
-    report = json.loads((finished() / "report.json").read_bytes())
-    assert report["benchmarks"]["gsm8k"]["score"] == 0.0  # four random bytes are no answer
 
 
 RANKED = '''

@@ -72,6 +72,7 @@ class Contest:
             The grid is invalid, has several tasks or no test set, or lacks a requested method.
         """
         table = apply_scale(tables_of(grid, "grid"), options.get("scale"), grid.name)
+        hgms_mix.stages.reject_benchmarks(table, grid.name)
         require(
             isinstance(table.get("method"), list),
             "nothing-to-do",
@@ -126,11 +127,7 @@ class Contest:
             path=hgms_mix.stages.mix_path(config),
             leases=hgms_mix.stages.LEASES,
             function=f"{__name__}:make",
-            arguments={
-                "config": hgms_mix.stages.resolved_table(config),
-                "title": [label, seed],
-                "plugins": plugins,
-            },
+            arguments={"config": config.as_dict(), "title": [label, seed], "plugins": plugins},
             needs=Needs.of_run(config.run),
             finished=lambda: hgms_mix.stages.finished_report(config),
             result=lambda outcome: outcome["report"],

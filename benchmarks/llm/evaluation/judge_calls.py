@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from evaluation import records
+from evaluation.judge import Judge, Request
 from hgms.store import digest
 from hgms_core import HgmsError
-from hgms_mix.evaluation import records
-from hgms_mix.evaluation.judge import Judge, Request
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -71,7 +71,7 @@ def rate(
         raise HgmsError(
             "judge-failed",
             f"no reply of the judge {judge.where} contains a rating: {reason}",
-            place=("evaluate", "judge"),
+            place=("judge",),
             hint=f"read the replies in {path}",
         )
     return done
@@ -143,7 +143,7 @@ def _reply(judge: Judge, client: OpenAI, request: Request) -> tuple[str | None, 
         raise HgmsError(
             "judge-failed",
             f"the judge {judge.where} does not respond: {_short(error)}",
-            place=("evaluate", "judge"),
+            place=("judge",),
             hint=f"check base_url and the key, or increase timeout={judge.timeout:g} "
             f"(seconds) or retries={judge.retries}",
         ) from None

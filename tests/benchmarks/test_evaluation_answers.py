@@ -12,14 +12,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from evaluation import boxed_answer, extract, verdicts, worker
+from evaluation.answers import Extracted, gsm8k_gold, math_gold
+from evaluation.questions import Question, load
+from evaluation.scores import score
+from evaluation.verifier import box
 from support.helpers import rejects
 
 from hgms_core.errors import DataError
-from hgms_mix.evaluation import boxed_answer, extract, verdicts, worker
-from hgms_mix.evaluation.answers import Extracted, gsm8k_gold, math_gold
-from hgms_mix.evaluation.questions import Question, load
-from hgms_mix.evaluation.scores import score
-from hgms_mix.evaluation.verifier import box
+
+pytestmark = pytest.mark.extended
 
 data = pytest.mark.skipif(
     "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no GSM8K and MATH to score"

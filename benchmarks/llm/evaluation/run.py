@@ -1,4 +1,4 @@
-"""The stage `evaluate`: responses, scores and ratings of one model, in one folder."""
+"""Responses, scores and ratings of one model, in one folder."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import attrs
 from attrs import field
 
+from evaluation import judge_calls as asking
+from evaluation import questions, records, scores
+from evaluation.judge import Judge, Request, messages
+from evaluation.questions import Benchmark, Question
+from evaluation.verifier import require_math_verify
 from hgms.arguments import require, require_known
 from hgms.store import Folder, json_digest, json_object
 from hgms_core import ConfigError, component
 from hgms_core.errors import CheckpointError
 from hgms_core.validators import at_least, optional
-from hgms_mix.evaluation import judge_calls as asking
-from hgms_mix.evaluation import questions, records, scores
-from hgms_mix.evaluation.judge import Judge, Request, messages
-from hgms_mix.evaluation.questions import Benchmark, Question
-from hgms_mix.evaluation.verifier import require_math_verify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from hgms_mix.evaluation.generate import Turn
+    from evaluation.generate import Turn
 
 NEW_TOKENS: Final[Mapping[Benchmark, int]] = {"gsm8k": 1024, "math": 1024, "mt-bench": 512}
 INSTRUCTION: Final = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -49,8 +49,7 @@ def _check_distinct(_self: object, _attribute: object, value: Sequence[str]) -> 
 @final
 @component
 class Evaluate:
-    """The table ``[evaluate]`` of a mix file: the benchmarks, and the settings for generation
-    and scoring.
+    """The benchmarks, and the settings for generation and scoring.
 
     Decoding is greedy. The score of GSM8K (1,319 questions) and MATH (5,000) is the accuracy in
     percent, with Wilson's interval. The score of MT-Bench (80 questions of two turns) is the mean
@@ -89,7 +88,7 @@ class Evaluate:
     one core.
 
     Source: the HG-MS paper, "Final inference and judging" and the table of evaluation uncertainty.
-    The package's README lists the details that the paper does not specify.
+    The README lists the details that the paper does not specify.
 
     Examples
     --------
@@ -110,11 +109,12 @@ class Evaluate:
     judge: Judge | None = field(factory=Judge)
 
     @property
-    def endpoint(self) -> str:
-        """The judge and its endpoint, which the environment may determine; "" without ratings."""
-        if self.judge is None or "mt-bench" not in self.benchmarks:
-            return ""
-        return self.judge.where
+    def generation(self) -> list[Any]:
+        """The settings that change responses.
+
+        The batch size is excluded: decoding is greedy for all values.
+        """
+        return [self.instruction, self.template, self.max_new_tokens, self.max_prompt_tokens]
 
     def new_tokens(self, benchmark: Benchmark) -> int:
         return NEW_TOKENS[benchmark] if self.max_new_tokens is None else self.max_new_tokens
@@ -130,7 +130,7 @@ class Evaluate:
 
         Write and return results.json.
 
-        The package's README lists the files. results.json is updated after each benchmark.
+        The README lists the files. results.json is updated after each benchmark.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class Evaluate:
             The judge does not respond, or memory is too small for a single prompt. Finished work is
             kept.
         """
-        from hgms_mix.evaluation import generate
+        from evaluation import generate
 
         self.check()
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,9 +154,7 @@ class Evaluate:
             name: questions.load(name, questions.place(name, self.paths.get(name)), self.limit)
             for name in self.benchmarks
         }
-        # The batch size is excluded: decoding is greedy for all values.
-        settings = [self.instruction, self.template, self.max_new_tokens, self.max_prompt_tokens]
-        made_by = [generate.fingerprint(model), tokenizer.chat_template, *settings]
+        made_by = [generate.fingerprint(model), tokenizer.chat_template, *self.generation]
         claimed = Folder(folder, key=json_digest(made_by))
         _record_questions(claimed, {name: digest for name, (_, digest) in loaded.items()})
         for name, (listed, _) in loaded.items():
@@ -189,7 +187,7 @@ class Evaluate:
             raise ConfigError(
                 "missing-option",
                 'rating requires a judge, but judge="none"',
-                place=("evaluate", "judge"),
+                place=("judge",),
                 hint="set a judge",
             )
         self.judge.require()
@@ -212,7 +210,7 @@ class Evaluate:
         folder: Path,
         report: Report,
     ) -> None:
-        from hgms_mix.evaluation import generate
+        from evaluation import generate
 
         for turn in range(1, max(len(question.turns) for question in listed) + 1):
             done = _answers(folder, name)

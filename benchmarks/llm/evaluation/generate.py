@@ -117,7 +117,7 @@ def prompt_cap(model: PreTrainedModel, max_prompt_tokens: int, new_tokens: int) 
         room >= 1,
         "out-of-range",
         f"max_new_tokens={new_tokens} must be less than the {positions} positions of the model",
-        place=("evaluate", "max_new_tokens"),
+        place=("max_new_tokens",),
     )
     return room
 
@@ -208,14 +208,11 @@ def _halve(rows: int, new: int, longest: int, report: Callable[[str], None]) -> 
         rows > 1,
         "out-of-memory",
         f"memory is insufficient for one prompt of {longest} tokens and {new} new tokens",
-        place=("evaluate",),
+        place=("batch_size",),
         hint="decrease max_prompt_tokens or max_new_tokens, or load the model in a smaller dtype",
         error=HgmsError,
     )
-    report(
-        f"out of memory with {rows} prompts at once: continuing with {rows // 2} "
-        "(evaluate.batch_size)"
-    )
+    report(f"out of memory with {rows} prompts at once: continuing with {rows // 2} (batch_size)")
     return rows // 2
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from evaluation.answers import extract
+from evaluation.judge import Request
+from evaluation.questions import Benchmark, Question
+from evaluation.verifier import box, verdicts
 from hgms.arguments import require
-from hgms_mix.evaluation.answers import extract
-from hgms_mix.evaluation.judge import Request
-from hgms_mix.evaluation.questions import Benchmark, Question
-from hgms_mix.evaluation.verifier import box, verdicts
 
 RESAMPLES: Final = 10_000
 """Resamples of the bootstrap of MT-Bench; its seed is 0. The paper specifies neither."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.judge_calls import ratings_path
 from support.helpers import rejects
 from support.judge_files import (
     Act,
@@ -23,9 +24,9 @@ from support.judge_files import (
     write_bench,
 )
 
-from hgms_mix.evaluation.judge_calls import ratings_path
+pytest.importorskip("openai", reason="the extra hgms[scores] is not installed")
 
-pytest.importorskip("openai", reason="the extra hgms[llm] is not installed")
+pytestmark = pytest.mark.extended
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_judge_that_stops_answering_leaves_what_was_rated(
 
     endpoint = serve(act)
     evaluation = stage(folder, endpoint.url, concurrency=1, retries=2)
-    with rejects("judge-failed", "evaluate", "judge"):
+    with rejects("judge-failed", "judge"):
         evaluation.rate(folder)
     assert (len(endpoint.bodies), len(records_of(evaluation, folder))) == (6, 3)
     path = ratings_path(evaluation.judge, folder)  # type: ignore[arg-type]
@@ -121,13 +122,12 @@ def test_what_waiting_cannot_mend_ends_the_pass(
     act: Act, cause: str, sent: range, folder: Path, serve: Callable[[Act], Endpoint]
 ) -> None:
     endpoint = serve(act)
-    with rejects("judge-failed", "evaluate", "judge") as caught:
+    with rejects("judge-failed", "judge") as caught:
         rated(folder, endpoint.url)
     assert cause in caught.value.message
     assert len(endpoint.bodies) in sent
 
 
-@pytest.mark.extended
 def test_a_finished_rating_is_not_asked_for_again_and_a_rate_limit_is_waited_for(
     folder: Path, serve: Callable[[Act], Endpoint]
 ) -> None:

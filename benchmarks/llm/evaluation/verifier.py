@@ -11,7 +11,7 @@ from pathlib import Path
 from hgms.packages import optional_module
 from hgms_core.errors import MissingExtra
 
-PLACE = ("evaluate", "benchmarks")
+PLACE = ("benchmarks",)
 
 
 def verdicts(pairs: Sequence[tuple[str, str]], seconds: int = 5) -> list[str]:
@@ -49,7 +49,7 @@ def verdicts(pairs: Sequence[tuple[str, str]], seconds: int = 5) -> list[str]:
                 "missing-package",
                 "math-verify cannot be used: its process ended before the first comparison",
                 place=PLACE,
-                install="pip install 'hgms[llm]'",
+                install="pip install 'hgms[scores]'",
             )
         found += own
         if len(found) < len(pairs):
@@ -58,7 +58,7 @@ def verdicts(pairs: Sequence[tuple[str, str]], seconds: int = 5) -> list[str]:
 
 
 def require_math_verify() -> None:
-    optional_module("math_verify", "scoring of gsm8k and math", "llm", place=PLACE)
+    optional_module("math_verify", "scoring of gsm8k and math", "scores", place=PLACE)
 
 
 def box(text: str) -> str:

@@ -9,11 +9,11 @@ from typing import Any, final
 
 from attrs import field, frozen
 
+from evaluation.questions import REFERENCES, JudgePrompt, Question
 from hgms.arguments import errors_at, require
 from hgms.packages import optional_module
 from hgms.store import json_digest
 from hgms_core.validators import at_least, greater_than, not_empty, optional
-from hgms_mix.evaluation.questions import REFERENCES, JudgePrompt, Question
 
 OPENAI = "https://api.openai.com/v1"
 ADDRESS = "OPENAI_BASE_URL"
@@ -106,17 +106,17 @@ class Judge:
             key,
             "missing-variable",
             f"the judge {self.model} requires a key, but the environment variable {KEY} is not set",
-            place=("evaluate", "judge"),
+            place=("judge",),
             hint=f"set {KEY}, or set base_url and model to another judge\n"
-            'set evaluate.judge = "none" to generate the responses now and rate them later',
+            'set judge = "none" to generate the responses now and rate them later',
         )
-        with errors_at("evaluate", "judge"):
+        with errors_at("judge"):
             _endpoint(self, None, os.environ.get(ADDRESS) or OPENAI)
         return key
 
     def require(self) -> None:
         """Raise MissingExtra or ConfigError if requests are not possible."""
-        optional_module("openai", "the judge of MT-Bench", "llm", place=("evaluate", "judge"))
+        optional_module("openai", "the judge of MT-Bench", "scores", place=("judge",))
         self.key()
 
 

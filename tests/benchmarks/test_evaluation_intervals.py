@@ -8,11 +8,12 @@ import math
 import random
 
 import pytest
+from evaluation import bootstrap, wilson
 from hypothesis import given
 from hypothesis import strategies as st
 from support.helpers import rejects
 
-from hgms_mix.evaluation import bootstrap, wilson
+pytestmark = pytest.mark.extended
 
 # Accuracies in percent, as printed in the paper's tables of real-world results.
 GSM8K = (

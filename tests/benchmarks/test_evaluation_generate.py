@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from evaluation.generate import Prompts, fingerprint, prompt_cap, replies
 from support.generation import SMALL, by_hand, small_model
 
-from hgms_mix.evaluation.generate import Prompts, fingerprint, prompt_cap, replies
+transformers = pytest.importorskip("transformers", reason="the extra hgms[scores] is not installed")
 
-transformers = pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
+pytestmark = pytest.mark.extended
 TEXTS = ("a", "What is 2 + 2?", "Why?", "x" * 40, "Tell me about the sea.", "1 + 1 =", "?")
 
 
@@ -33,7 +34,6 @@ def answer(
     return [answers[place] for place in range(len(tokens))]
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("kind", list(SMALL))
 def test_a_batch_gives_what_single_prompts_give(kind: str) -> None:
     model, tokenizer = small_model(kind)

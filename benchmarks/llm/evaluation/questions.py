@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from evaluation.answers import gsm8k_gold, math_gold
 from hgms import store
 from hgms.arguments import require
 from hgms.config import expand
 from hgms_core.errors import DataError, Place
 from hgms_core.torch_errors import first_line
-from hgms_mix.evaluation.answers import gsm8k_gold, math_gold
 
 Benchmark = Literal["gsm8k", "math", "mt-bench"]
 
@@ -58,7 +58,7 @@ def place(benchmark: Benchmark, named: str | None) -> Path:
 
     It is the path ``named``, or the path below $HGMS_DATA.
     """
-    option = ("evaluate", "paths", benchmark)
+    option = ("paths", benchmark)
     if named is None:
         return data_path(PLACES[benchmark], option)
     path = expand(named, option)
@@ -81,7 +81,7 @@ def data_path(file: str, option: Place) -> Path:
         f"the path of {file} is unknown, because HGMS_DATA is not set",
         place=option,
         hint=f"set HGMS_DATA to the folder that contains {file}, or set the path of a "
-        "benchmark in the table [evaluate.paths]",
+        "benchmark in the table [paths]",
         error=DataError,
     )
     path = Path(os.environ["HGMS_DATA"], file)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from evaluation import Judge, bootstrap, rating
+from evaluation.judge import messages
+from evaluation.questions import judge_prompts, load, place
 from support.helpers import rejects
 from support.judge_files import (
     Act,
@@ -23,11 +26,10 @@ from support.judge_files import (
 
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
-from hgms_mix.evaluation import Evaluate, Judge, bootstrap, rating
-from hgms_mix.evaluation.judge import messages
-from hgms_mix.evaluation.questions import judge_prompts, load, place
 
-pytest.importorskip("openai", reason="the extra hgms[llm] is not installed")
+pytest.importorskip("openai", reason="the extra hgms[scores] is not installed")
+
+pytestmark = pytest.mark.extended
 
 data = pytest.mark.skipif(
     "HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no MT-Bench to judge"
@@ -105,7 +107,7 @@ def test_without_a_key_or_with_answers_that_are_none_nobody_is_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with rejects("missing-variable", "evaluate", "judge", of=ConfigError):
+    with rejects("missing-variable", "judge", of=ConfigError):
         evaluation_of(folder, Judge()).rate(folder)
     path = folder / "mt-bench.answers.jsonl"
     path.write_text("{}\n" + path.read_text())
@@ -124,19 +126,6 @@ def test_a_file_alone_sends_no_key_anywhere(
     assert Judge(base_url="https://api.openai.com/v1").key() == "none"
     assert Judge().key() == "sk-mine"
     monkeypatch.setenv("OPENAI_BASE_URL", "http://me:secret@host/v1")
-    with rejects("wrong-value", "evaluate", "judge", "base_url", of=ConfigError) as caught:
+    with rejects("wrong-value", "judge", "base_url", of=ConfigError) as caught:
         Judge().require()
     assert "secret" not in str(caught.value)
-
-
-def test_the_endpoint_of_the_environment_is_an_input_of_the_evaluation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rated = Evaluate(benchmarks=("mt-bench",))
-    ends = []
-    for address in ("http://one/v1", "http://two/v1"):
-        monkeypatch.setenv("OPENAI_BASE_URL", address)
-        ends.append(rated.endpoint)
-        assert Evaluate(benchmarks=("math",)).endpoint == ""
-        assert Evaluate(benchmarks=("mt-bench",), judge=None).endpoint == ""
-    assert [end.rpartition(" ")[2] for end in ends] == ["http://one/v1", "http://two/v1"]

@@ -1,4 +1,4 @@
-"""The stage `evaluate`: it goes on where it stopped, and its folder knows what made it."""
+"""An evaluation resumes where it stopped, and its folder records what made it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 
 import attrs
 import pytest
+from evaluation import Evaluate, Judge
 from support.generation import by_hand, small_model
 from support.helpers import rejects
 from support.judge_files import good, read, sums, write_bench
 from support.source_files import lines
 
 from hgms_core.errors import CheckpointError, DataError
-from hgms_mix.evaluation import Evaluate, Judge
 
-pytest.importorskip("transformers", reason="the extra hgms[llm] is not installed")
+pytest.importorskip("transformers", reason="the extra hgms[scores] is not installed")
+
+pytestmark = pytest.mark.extended
 
 
 @pytest.fixture(scope="module")

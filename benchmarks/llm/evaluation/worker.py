@@ -1,6 +1,6 @@
 """Compare answers with math-verify: one JSON pair per input line, one verdict per output line.
 
-:func:`hgms_mix.evaluation.verifier.verdicts` runs this file as a script; it imports no module of
+:func:`evaluation.verifier.verdicts` runs this file as a script; it imports no module of
 this project. An expression such as 9^(9^(9^9)) may use all memory, or a processor without end, and
 no signal stops it. Therefore the system ends this process at its limits. The time limit is on
 processor time: verdicts on a busy machine are the same as on an idle machine.

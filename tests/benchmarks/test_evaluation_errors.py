@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation import Evaluate, Judge
+from evaluation.judge import messages
+from evaluation.questions import JudgePrompt, Question, load, place
 from support.helpers import rejects
 from support.judge_files import evaluation_of, read, write_bench
 from support.source_files import lines
 
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError, DataError
-from hgms_mix.evaluation import Evaluate, Judge
-from hgms_mix.evaluation.judge import messages
-from hgms_mix.evaluation.questions import JudgePrompt, Question, load, place
+
+pytestmark = pytest.mark.extended
 
 TALK = {"question_id": 81, "category": "math", "turns": ["q", "more"]}
 KNOWN = {"question_id": 81, "choices": [{"turns": ["a", "b"]}]}
@@ -65,8 +67,15 @@ def test_without_a_path_a_benchmark_is_looked_for_below_the_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("HGMS_DATA", raising=False)
-    with rejects("missing-variable", "evaluate", "paths", "math", of=DataError):
+    with rejects("missing-variable", "paths", "math", of=DataError):
         place("math", None)
+
+
+def test_a_message_contains_no_value_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    with rejects("missing-file", "paths", "gsm8k", "$OPENAI_API_KEY/x", of=DataError) as caught:
+        place("gsm8k", "$OPENAI_API_KEY/x")
+    assert "sk-secret" not in repr(caught.value.as_dict())
 
 
 def test_a_prompt_of_the_judge_has_its_own_fields_only() -> None:
@@ -110,7 +119,7 @@ def test_benchmarks_are_known_and_named_once(
 
 def test_ratings_need_a_judge_and_all_answers(tmp_path: Path) -> None:
     folder = write_bench(tmp_path, 2)
-    with rejects("missing-option", "evaluate", "judge", of=ConfigError):
+    with rejects("missing-option", "judge", of=ConfigError):
         evaluation_of(folder, None).rate(folder)
     path = folder / "mt-bench.answers.jsonl"
     lines(path, read(path)[:-1])
