@@ -1,18 +1,12 @@
-"""A model and endpoints, and the folder of the package ``evaluation``."""
+"""A model and endpoints; ``judge_files`` puts the package ``evaluation`` on the path."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-# at the end: the folder has a script evaluate.py, and a library has this name
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "llm"))
-
 from support.generation import small_model
 from support.judge_files import Act, Endpoint
 

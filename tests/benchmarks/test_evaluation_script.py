@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import os
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -155,6 +156,29 @@ def test_the_settings_of_the_paper(script: ModuleType) -> None:
         ),
     }
     assert script.read_settings(None, "chatml") == Evaluate(template="chatml")
+
+
+@pytest.mark.skipif("HGMS_DATA" not in os.environ, reason="HGMS_DATA is not set: no questions")
+def test_the_procedure_of_the_paper_on_a_small_model(
+    script: ModuleType, tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings of the paper, with one question of each benchmark."""
+    endpoint = serve(good)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    monkeypatch.chdir(tmp_path)
+    larger = MIX.replace("n_positions = 40", "n_positions = 2100").replace('"plain"', '"alpaca"')
+    begin(larger.replace("max_length = 40", "max_length = 400"))
+    right("mix", "mix.toml")
+    (folder,) = Path("runs/source-mixture").glob("uniform-*/seed-1")
+    for kind in ("mathematics", "instructions"):
+        settings = ROOT / "paper" / "llm" / "evaluation" / f"{kind}.toml"
+        script.main([str(folder), "--settings", str(settings), "--limit", "1"])
+    assert {body["model"] for body in endpoint.bodies} == {"gpt-4o"}
+    scores = json.loads((folder / "scores.json").read_bytes())["metrics"]
+    assert scores.keys() == {
+        *("tuned_sums_loss", "gsm8k_accuracy", "math_accuracy", "mt-bench_score")
+    }
 
 
 @pytest.mark.parametrize(

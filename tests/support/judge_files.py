@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# at the end: the folder has a script evaluate.py, and a library has this name
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "llm"))
 
 from evaluation import Evaluate, Judge
 from evaluation.judge_calls import ratings_path
