@@ -132,11 +132,11 @@ def step_graphs(
         # The program of a small system, whatever the size of this one. Whether it has finished is a
         # number, so not asked here.
         residuals = list(here.matvec.residuals)
-        graph = here.matvec.graph
+        code = here.matvec.code
 
         def solved(residuals: list[Tensor], b: Tensor) -> Any:
             return whole(
-                lambda v: graph(*residuals, v)[0],
+                lambda v: code(*residuals, v)[0],
                 b,
                 None,
                 None,

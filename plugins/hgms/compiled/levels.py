@@ -13,8 +13,9 @@ from typing import Any, final
 import torch
 from attrs import define, frozen
 from torch import Tensor
-from torch.fx import GraphModule, symbolic_trace
+from torch.fx import GraphModule
 
+from hgms.compiled.graph_code import Code
 from hgms.compiled.library import is_on_cpu
 from hgms.compiled.programs import Programs, Runner
 from hgms.compiled.trace import (
@@ -59,9 +60,9 @@ Operator = Callable[[Tree, Tree, Batch, Tree], Tree]
 @final
 @frozen(eq=False)
 class CompiledProduct:
-    """v ↦ Hv as a graph of ``[*residuals, v]``.
+    """v ↦ Hv as a function of ``[*residuals, v]``.
 
-    The residuals define H at one (θ, x); all points share the graph.
+    The residuals define H at one (θ, x); all points share the code.
 
     A solver can call the product, or compile its iterations with the product inside (:meth:`loop`).
     ``noise`` is the relative error of the product, as in :class:`hgms_core.Inexact`.
@@ -69,16 +70,17 @@ class CompiledProduct:
 
     programs: Programs
     key: tuple[Hashable, ...]
-    graph: GraphModule
+    code: Code
     residuals: Sequence[Tensor]
     noise: float = 0.0
 
     def __call__(self, v: Tensor) -> Tensor:
         inputs = [*self.residuals, v]
         launch = self.programs.keep(
-            ("product", *self.key), lambda: self.programs.compiled("product", self.graph, inputs)
+            ("product", *self.key),
+            lambda: self.programs.compiled("product", self.code.as_module(), inputs),
         )
-        return (self.graph(*inputs) if launch is None else launch(inputs))[0]
+        return (self.code(*inputs) if launch is None else launch(inputs))[0]
 
     @property
     def small(self) -> bool:
@@ -108,13 +110,13 @@ class CompiledProduct:
         """
         if not self.small:
             return None
-        graph = self.graph
+        code = self.code
         count = self.at_once(most)
 
         def solved(
             residuals: list[Tensor], b: Tensor, x0: Tensor | None, earlier: Tree | None
         ) -> Any:
-            product = Inexact(lambda v: graph(*residuals, v)[0], self.noise)
+            product = Inexact(lambda v: code(*residuals, v)[0], self.noise)
             return solve(product, b, x0, earlier, *settings, count)
 
         program = self.programs((name, *self.key, *settings), solved)
@@ -148,11 +150,11 @@ class CompiledProduct:
         ``settings`` contain all other values that it reads.
         """
         residuals = list(self.residuals)
-        graph = self.graph
+        code = self.code
         count = self.at_once(most)
 
         def advance(residuals: list[Tensor], state: Tree) -> tuple[Tree, Tensor]:
-            product = Inexact(lambda v: graph(*residuals, v)[0], self.noise)
+            product = Inexact(lambda v: code(*residuals, v)[0], self.noise)
             system = LinearSystem.of(product, state["r"], ridge=ridge)
             needed = torch.zeros_like(state["steps"].sum())
             for _ in range(count):
@@ -227,7 +229,7 @@ class Linearized:
     constants: tuple[Tensor, ...]
     structure: Any
     prepare: Runner
-    product: GraphModule
+    product: Code
     mixed: Runner
     kept: tuple[tuple[int, ...], ...]
     turned: tuple[bool, ...]
@@ -295,9 +297,10 @@ class Linearized:
             return None
         passes = 2 if levels.strategy == "difference" else 1
         turned = turn_inputs(pieces.after[0], [values[i] for i in pieces.kept[0]])
-        # The names in its code are those of a loaded graph, so that keys with the code agree.
-        product = symbolic_trace(pieces.after[0])
-        inexact = Inexact.difference(product, levels.precision or along.dtype)
+        product = programs.attempt("linearization", "split", lambda: Code.of(pieces.after[0]))
+        if product is None:
+            return None
+        inexact = Inexact.difference(lambda v: v, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
         return cls(
             traced.constants,

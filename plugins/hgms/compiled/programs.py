@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
+from hgms.compiled.graph_code import Code, has_constants
 from hgms.compiled.library import KIND, Library, is_on_cpu, key_of, plain, software
 from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
@@ -286,7 +287,7 @@ class Programs:
         """
         if once and is_large(leaves) and not self.refuses(name):
             self.outcomes.setdefault(name, "traced")
-            return partial(run_graph, graph)
+            return partial(run_code, graph if has_constants(graph) else Code.of(graph))
 
         def check(run: Runner) -> str:
             return difference_of(lambda inputs: graph(*inputs), run, leaves)
@@ -355,9 +356,10 @@ def is_large(leaves: Sequence[Tensor]) -> bool:
 
 
 @torch.no_grad()
-def run_graph(graph: GraphModule, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def run_code(code: Code | GraphModule, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Run a graph that is not compiled."""
-    return graph(*inputs)
+    outputs: Sequence[Tensor] = code(*inputs)
+    return outputs
 
 
 @frozen(eq=False)
