@@ -310,8 +310,7 @@ def uncertainty(section: Section) -> Table:
         caption=(
             "Weight: centre of the seeds in log-ratios, with its 95 % interval there. p: of a "
             "weight as at the start, by Holm's rule over the sources of a method. Seeds see the "
-            "same data, so their agreement is no evidence about the data, which "
-            "hgms.uncertainty.halves_test tests."
+            "same data, so their agreement is no evidence about the data."
         ),
         ident="uncertainty",
     )

@@ -1,12 +1,11 @@
 """Uncertainty of a learned mixture: intervals, tests and sentences.
 
-The tests cover seeds, rows, and the comparison with halves of one source.
+The tests cover seeds and rows.
 """
 
 from __future__ import annotations
 
 from hgms.uncertainty.alignment import Alignments, alignments, cost
-from hgms.uncertainty.halves import HalvesTest, Parted, halves_test
 from hgms.uncertainty.rows import over_rows
 from hgms.uncertainty.seeds import over_seeds
 from hgms.uncertainty.simplex import LEAST, centre, clr, with_pivot
@@ -16,14 +15,11 @@ __all__ = [
     "LEAST",
     "Alignments",
     "Effect",
-    "HalvesTest",
-    "Parted",
     "Uncertainty",
     "alignments",
     "centre",
     "clr",
     "cost",
-    "halves_test",
     "holm",
     "in_words",
     "join_names",

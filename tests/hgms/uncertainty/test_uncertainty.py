@@ -13,17 +13,7 @@ from scipy import stats
 from support.helpers import F64, normal, rejects
 from support.source_problems import convex_sources, network_sources
 
-from hgms.uncertainty import (
-    alignments,
-    centre,
-    clr,
-    cost,
-    halves_test,
-    holm,
-    over_rows,
-    over_seeds,
-    with_pivot,
-)
+from hgms.uncertainty import alignments, centre, clr, cost, holm, over_rows, over_seeds, with_pivot
 from hgms.uncertainty.alignment import _Fold
 from hgms.uncertainty.seeds import hotelling
 from hgms_core import ConfigError, Key, Problem, Sources
@@ -214,55 +204,3 @@ def test_a_problem_without_sources_or_rows_is_refused() -> None:
     with rejects("too-few-rows", "sources", "a", of=ConfigError):
         alignments(few, [few.x0], Key(0))
     assert cost(3, 2, 24, 8, 4) == "96 gradients of up to 4 rows"
-
-
-def halves(runs: int, rows: float, run: float, seed: int) -> np.ndarray:
-    """Weights of halves of three equal sources, drawn anew in every run from rows that stay:
-    ``rows`` is the standard deviation that the luck of rows puts into a half, ``run`` that of the
-    run.
-    """
-    rng = np.random.default_rng(seed)
-    # a half is the mean of 25 of 50 rows
-    table = np.tile(rows * math.sqrt(25) * rng.standard_normal((3, 50)), (runs, 1, 1))
-    luck = rng.permuted(table, axis=2).reshape(runs, 3, 2, 25).mean(3)
-    raised = np.exp(luck + run * rng.standard_normal((runs, 3, 2)))
-    return raised / raised.sum((1, 2), keepdims=True)
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize(("rows", "run", "runs"), [(0.4, 0.0, 8), (0.3, 0.3, 2), (0.0, 0.5, 8)])
-def test_the_halves_test_is_wrong_at_its_level_whether_rows_or_runs_are_what_varies(
-    rows: float, run: float, runs: int
-) -> None:
-    """400 A/A experiments. More runs do not make the luck of the rows significant: every run has
-    the same.
-    """
-    tests = [halves_test(halves(runs, rows, run, seed), "abc") for seed in range(400)]
-    assert sum(test.evidence for test in tests) / 400 < 0.08
-    assert sum(any(part.sign for part in test.sources) for test in tests) / 400 < 0.08
-    covered = [part.apart_low <= 0 <= part.apart_high for test in tests for part in test.sources]
-    assert np.mean(covered) > 0.93
-    if run == 0.0:  # then nothing is conservative
-        assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
-    assert np.median([test.ratio for test in tests]) == pytest.approx(1.0, abs=0.15)
-
-
-def test_of_two_sources_the_test_is_a_t_test_of_their_distance_in_halves() -> None:
-    """By hand: ℓ_a − ℓ_b has the variance of two sources' means, σ²/4 each."""
-    weights = np.array([[[0.4, 0.3], [0.2, 0.1]], [[0.5, 0.2], [0.1, 0.2]]])
-    logs = np.log(weights)
-    squares = np.square(logs[..., 0] - logs[..., 1]).mean()
-    distance = logs[:, 0].mean() - logs[:, 1].mean()
-    expected = 2 * stats.t.sf(abs(distance) / math.sqrt(squares / 4 * 2), 4)
-    test = halves_test(weights, "ab")
-    assert test.p == pytest.approx(expected)
-    assert [part.p for part in test.sources] == pytest.approx([expected, expected])
-    assert test.sources[0].apart == pytest.approx(distance)
-
-
-def test_the_ratio_is_that_of_root_mean_squares() -> None:
-    logs = np.log([[[0.4, 0.3], [0.2, 0.1]]])[0]
-    signal = [logs[0, i] - logs[1, j] for i in (0, 1) for j in (0, 1)]
-    null = [logs[0, 0] - logs[0, 1], logs[1, 0] - logs[1, 1]]
-    expected = math.sqrt(np.square(signal).mean() / np.square(null).mean())
-    assert halves_test(np.exp(logs)[None], "ab").ratio == pytest.approx(expected)

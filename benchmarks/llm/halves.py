@@ -1,9 +1,19 @@
-"""The null test: do sources differ more than random halves of a source?"""
+"""The null test: do sources differ more than random halves of a source?
+
+    python benchmarks/llm/halves.py FOLDER sums small-talk
+
+FOLDER contains the runs of one mix file with several seeds. Each source NAME has two halves in that
+file, ``NAME-1`` and ``NAME-2``. With --json, the script prints all figures. :func:`halves_test`
+tests other weights of the shape (runs, sources, 2).
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -233,3 +243,39 @@ def _cross_differences(logs: Array) -> Array:
 
 def _root_mean_square(values: Array) -> float:
     return float(np.sqrt(np.square(values).mean()))
+
+
+def read_weights(folder: Path, names: Sequence[str]) -> Array:
+    """Read the weights of the halves from the reports below a folder, ``[runs, S, 2]``."""
+    reports = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("**/seed-*/report.json"))
+    ]
+    if not reports:
+        raise SystemExit(f"no seed-*/report.json in {folder}")
+    runs = []
+    for report in reports:
+        weights = {row["source"]: row["weight"] for row in report["sources"]}
+        missing = {f"{name}-{half}" for name in names for half in (1, 2)} - weights.keys()
+        if missing:
+            raise SystemExit(f"no weight of {', '.join(sorted(missing))} in {folder}")
+        runs.append([[weights[f"{name}-1"], weights[f"{name}-2"]] for name in names])
+    return np.array(runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("sources", nargs="+")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if len(options.sources) < 2:
+        parser.error("two sources or more are required")
+    test = halves_test(read_weights(options.folder, options.sources), options.sources)
+    print(json.dumps(test.as_dict(), indent=1) if options.json else test.verdict)
+
+
+if __name__ == "__main__":
+    main()
