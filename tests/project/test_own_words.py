@@ -62,7 +62,6 @@ ALLOWED = {
         "identity": "a mark of functions that are told apart",
     },
     "hgms.integrations": {"runs": "a folder of trackers"},
-    "hgms.runs": {"scipy": "a library, whose version is recorded"},
     "hgms_mix.surface": {
         "fixed": "the method of a mixture that is told",
         "top": "matplotlib's word",

@@ -11,7 +11,6 @@ PLACES: Places = {
     "hgms.solvers.minres": "MINRES",
     "hgms.solvers.neumann": "Neumann",
     "hgms.solvers.nystrom": "NystromCG",
-    "hgms.solvers.scipy_solver": "ScipySolver",
 }
 
 __getattr__, __dir__, __all__ = attach(__name__, PLACES)

@@ -4,4 +4,3 @@ from hgms.solvers.identity import Identity as Identity
 from hgms.solvers.minres import MINRES as MINRES
 from hgms.solvers.neumann import Neumann as Neumann
 from hgms.solvers.nystrom import NystromCG as NystromCG
-from hgms.solvers.scipy_solver import ScipySolver as ScipySolver

@@ -69,9 +69,7 @@ EXPECTED = {
         "fully-first-order moreau-envelope value-free"
     ),
     "selector": "best-of-n worst first",
-    "solver": (
-        "cg minres neumann roulette fixed-point nystrom recycled-cg lancbio kfac identity scipy"
-    ),
+    "solver": ("cg minres neumann roulette fixed-point nystrom recycled-cg lancbio kfac identity"),
     "hypergradient": "implicit unrolled one-step through-step sama averaged carried fixed",
     "outer": "sgd adam adamw projected-gradient exponentiated-gradient split torch",
     "task": (
