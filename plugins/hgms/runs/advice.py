@@ -22,6 +22,10 @@ from hgms_core.torch_errors import first_line, out_of_memory
 
 BOUND = 1e8
 """Factor by which the upper loss or ‖θ‖ may grow before a run counts as diverged."""
+TOO_FAST = (
+    "decrease lr of the outer optimiser or of the lower level\n"
+    "for a fixed lr of the lower level, set method.max_curvature below 2/lr"
+)
 STILL = 5
 """Steps in succession without a gradient in a leaf of θ that cause a warning."""
 
@@ -131,7 +135,7 @@ def check_numbers(record: Record, step: int) -> None:
             f"step {step}: {names} is no longer finite after a change of theta by {distance}; "
             f"{kept}",
             place=("method", "outer"),
-            hint="decrease lr of the outer optimiser or of the lower level",
+            hint=TOO_FAST,
         )
 
 
@@ -155,7 +159,7 @@ def check_growth(record: Record, step: int, first: float, size: float, start: fl
             "diverged",
             f"step {step}: {' and '.join(grown)}; the state after step {step - 1} is kept",
             place=("method",),
-            hint="decrease lr of the outer optimiser or of the lower level",
+            hint=TOO_FAST,
         )
 
 
