@@ -17,6 +17,7 @@ from torch.fx import GraphModule, symbolic_trace
 
 from hgms.compiled import Programs
 from hgms.compiled.library import Library, key_of
+from hgms.compiled.programs import precompiled_headers
 from hgms.store import SavedFile, cache_folder
 
 STEP = """
@@ -207,6 +208,17 @@ def test_a_second_process_loads_steps_without_a_trace(
     assert traces
     assert outcomes == dict.fromkeys(compiled, "compiled") | dict.fromkeys(traced, "traced")
     assert second == [value, [], outcomes, False]
+
+
+def test_the_headers_of_kernels_are_precompiled() -> None:
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    before = CppWrapperCodeCache._get_uncompiled_header("cpu")
+    with precompiled_headers():
+        header = CppWrapperCodeCache._get_uncompiled_header("cpu")
+    lines = f"#include <{header}>".splitlines()
+    assert lines == [f"#include <{before}>", "#include <torch/csrc/inductor/cpp_prefix.h>"]
+    assert CppWrapperCodeCache._get_uncompiled_header("cpu") == before
 
 
 def double(a: Tensor) -> Tensor:
