@@ -8,6 +8,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
+from hgms.facts import innermost
 from hgms.methods.inner_pipeline import Wrapper, another, around_a_pipeline
 from hgms_core import (
     Batch,
@@ -30,7 +31,7 @@ from hgms_core.validators import positive
 PRODUCTS = 20
 """Products of the power iteration."""
 ROWS = 256
-"""Rows of its batch."""
+"""Rows of its batch at most: the memory of a step of the generator suffices."""
 
 
 @final
@@ -58,8 +59,8 @@ class BoundedCurvature(Wrapper):
 
     Notes
     -----
-    Cost: 40 lower gradients on 256 rows at the start, for 20 steps of a power iteration with
-    central differences.
+    Cost: 40 lower gradients at the start, for 20 steps of a power iteration with central
+    differences, on a batch of the generator's ``batch_size``, at most 256 rows.
 
     Source: the classical bound on the rate of gradient descent, as in Nesterov, *Lectures on convex
     optimization* (2018), section 2.1.5.
@@ -84,7 +85,8 @@ class BoundedCurvature(Wrapper):
     max_curvature: float = field(validator=positive)
 
     def init(self, problem: Problem, seed: int) -> State:
-        largest, cost = largest_curvature(problem, seed)
+        rows = getattr(innermost(self.method).generator, "batch_size", None) or ROWS
+        largest, cost = largest_curvature(problem, seed, min(rows, ROWS))
         scale = self.max_curvature / largest if largest > self.max_curvature else 1.0
         state = self.method.init(scaled_problem(problem, scale), seed)
         counts = (Cost(**state["cost"]) + cost).numbers()
@@ -101,13 +103,13 @@ class BoundedCurvature(Wrapper):
         return following, {**record, **measured}
 
 
-def largest_curvature(problem: Problem, seed: int) -> tuple[float, Cost]:
-    """Return the largest absolute eigenvalue of ∇²_xx g at (θ0, x0), and the cost.
+def largest_curvature(problem: Problem, seed: int, rows: int = ROWS) -> tuple[float, Cost]:
+    """Return the largest absolute eigenvalue of ∇²_xx g at (θ0, x0) on ``rows`` rows, and the cost.
 
     A power iteration approaches it from below. The value is infinite or NaN if g is.
     """
     key = Key(seed).fold("curvature")
-    batch, rows = problem.lower_data.sample(key.fold("rows"), ROWS)
+    batch, used = problem.lower_data.sample(key.fold("rows"), rows)
     at = curvature(
         lambda x: problem.g(problem.theta0, x, batch),
         problem.x0,
@@ -122,7 +124,7 @@ def largest_curvature(problem: Problem, seed: int) -> tuple[float, Cost]:
         v = at.matvec(v / length.clamp_min(torch.finfo(v.dtype).tiny))
         length = torch.linalg.vector_norm(v)
     gradients = 2 * PRODUCTS
-    return float(length), Cost(lower_gradients=gradients, rows=gradients * rows)
+    return float(length), Cost(lower_gradients=gradients, rows=gradients * used)
 
 
 def scaled_problem(problem: Problem, scale: float) -> Problem:

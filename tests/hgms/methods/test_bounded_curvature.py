@@ -76,6 +76,15 @@ def test_the_estimate_is_the_largest_eigenvalue(largest: float) -> None:
     assert cost.lower_gradients == 40
 
 
+def test_a_batch_has_at_most_the_rows_of_a_batch_of_the_generator() -> None:
+    data = Data.of({"a": torch.zeros(90)})
+    problem = evolve(steep(1.0), lower_data=data)
+    for rows, used in ((None, 90), (8, 8)):
+        inner = evolve(pipeline(), generator=Branches(count=1, steps=1, batch_size=rows))
+        state = BoundedCurvature(method=inner, max_curvature=1.0).init(problem, seed=0)
+        assert state["cost"]["rows"] == 40 * used
+
+
 def test_a_flat_lower_level_is_not_changed() -> None:
     problem = steep(5.0)
     bounded = BoundedCurvature(method=pipeline(), max_curvature=15.0)
