@@ -22,10 +22,10 @@ from hgms_core import (
     State,
     Tree,
     component,
+    curvature,
     hookimpl,
 )
 from hgms_core.capabilities import Capabilities, HasOutputs, StacksCandidates, capabilities_of
-from hgms_core.hypergrad import curvature
 from hgms_core.validators import positive
 
 PRODUCTS = 20
