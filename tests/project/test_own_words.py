@@ -56,7 +56,7 @@ ALLOWED = {
     },
     "hgms.config": {
         **dict.fromkeys(
-            ("learn_start", "mixture", "reference", "restart_every", "tilt"),
+            ("learn_start", "max_curvature", "mixture", "reference", "restart_every", "tilt"),
             "defaults of a configuration file",
         ),
         "identity": "a mark of functions that are told apart",
