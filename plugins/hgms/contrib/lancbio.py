@@ -280,7 +280,7 @@ LANCBIO = Composition(
             "solver": {"name": "lancbio", "restart": 10, "ridge": 2e-2},
         },
         "outer": {"name": "sgd", "lr": 0.1},
-        "max_curvature": 15.0,
+        "max_curvature": 15.0,  # 1.5 / lr
     },
 )
 

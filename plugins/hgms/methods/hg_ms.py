@@ -34,7 +34,7 @@ HG_MS_ULA = Composition(
             "solver": {"name": "cg", "ridge": 1e-2, "rtol": 1e-3, "max_steps": 30, "clip": 1e3},
         },
         "outer": {"name": "projected-gradient", "lr": 0.1},
-        "max_curvature": 36.0,
+        "max_curvature": 36.0,  # 1.8 / lr
     },
 )
 

@@ -23,7 +23,7 @@ SOBA = Composition(
         "selector": {"name": "first"},
         "hypergradient": {"name": "carried"},
         "outer": {"name": "sgd", "lr": 0.1},
-        "max_curvature": 15.0,
+        "max_curvature": 15.0,  # 1.5 / lr
     },
 )
 
