@@ -7,7 +7,7 @@ FOLDER is the folder of `hgms mix` (with mix.toml). FILE is a TOML file with the
 ``evaluation.Evaluate``; the files of the paper are in benchmarks/paper/llm/evaluation. Answers and
 scores are in ``FOLDER/benchmarks-<key>``; the same command resumes an interrupted evaluation.
 The script also adds the scores to ``FOLDER/scores.json``, which `hgms report` reads. A later
-`hgms mix` writes this file again: repeat the script then, which generates no answer twice.
+`hgms mix` replaces this file: then repeat the script, which reuses the stored answers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def evaluate(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     task: Any = config.task
     evaluation = read_settings(options.settings, task.template)
     given = {name: getattr(options, name) for name in ("benchmarks", "limit", "batch_size")}
-    evaluation = evolve(evaluation, **{name: value for name, value in given.items() if value})
+    given = {name: value for name, value in given.items() if value is not None}
+    with errors_at("options"):
+        evaluation = evolve(evaluation, **given)
     evaluation.check()
     model = TunedModel.of(config)
     with claim(folder):
@@ -140,16 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, help="questions of each benchmark, from the first")
     parser.add_argument("--batch-size", type=int, help="prompts per batch")
     parser.add_argument("--device", help="default: the device in mix.toml")
-    parser.add_argument(
-        "--rate", action="store_true", help="only rate stored answers to MT-Bench, again if failed"
-    )
+    parser.add_argument("--rate", action="store_true", help="only rate stored answers to MT-Bench")
     options = parser.parse_args(arguments)
     try:
         for folder in options.folders:
             for name, result in evaluate(folder, options).items():
                 print(f"{folder}: {line_of(name, result)}")
     except HgmsError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

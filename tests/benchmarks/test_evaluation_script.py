@@ -18,6 +18,7 @@ from support.judge_files import good, write_bench
 from support.small_mixes import TASK, begin, right, write_rows
 
 from hgms.results import scan
+from hgms_core import HgmsError
 
 for needed in ("transformers", "peft", "math_verify", "openai"):
     pytest.importorskip(needed, reason="the extra hgms[scores] is not installed")
@@ -126,20 +127,30 @@ def test_conversations_are_rated_by_a_judge(
 
 
 def test_a_model_that_the_settings_do_not_describe_is_rejected(
-    script: ModuleType, here: Path, tmp_path: Path
+    script: ModuleType, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match=r"error: .*\(none\.toml\)"):
-        script.main([str(here), "--settings", "none.toml"])
+    def error(*words: str) -> tuple[str, str]:
+        """The code of the error, and its place as it is printed."""
+        with pytest.raises(SystemExit) as ended:
+            script.main([str(here), *words])
+        assert ended.value.code == 2
+        cause = ended.value.__context__
+        assert isinstance(cause, HgmsError)
+        shown = capsys.readouterr()
+        assert shown.err == f"error: {cause}\n"
+        assert not shown.out
+        return cause.code, ".".join(map(str, cause.place))
+
+    assert error("--settings", "none.toml") == ("unreadable-file", "none.toml")
     Path("wrong.toml").write_text("benchmark = 3\n")
-    with pytest.raises(SystemExit, match=r"unknown argument .*\(wrong\.toml: benchmark\)"):
-        script.main([str(here), "--settings", "wrong.toml"])
+    assert error("--settings", "wrong.toml") == ("unknown-option", "wrong.toml.benchmark")
+    assert error("--settings", "settings.toml", "--limit", "0") == ("out-of-range", "options.limit")
     path = here / "mix.toml"
     path.write_text(path.read_text().replace("rank = 2", "rank = 1"))
-    with pytest.raises(SystemExit, match="another base model or adapter"):
-        scored(script, here)
+    (tuned,) = here.glob("finetune-*")
+    assert error("--settings", "settings.toml") == ("other-settings", str(tuned))
     (here / "report.json").unlink()
-    with pytest.raises(SystemExit, match="no tuned model"):
-        scored(script, here)
+    assert error("--settings", "settings.toml") == ("unfinished-run", str(here))
 
 
 def test_the_settings_of_the_paper(script: ModuleType) -> None:

@@ -18,8 +18,7 @@ NAMES = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.na
 class Code:
     """``code(*inputs)`` returns the outputs of a graph that has no constants.
 
-    Pickle stores the text only. torch traces a stored ``GraphModule`` again when it is loaded,
-    which takes 0.1 s.
+    Pickle stores the text only. torch traces a stored ``GraphModule`` again when it is loaded.
 
     Examples
     --------

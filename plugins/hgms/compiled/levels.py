@@ -300,6 +300,7 @@ class Linearized:
         product = programs.attempt("linearization", "split", lambda: Code.of(pieces.after[0]))
         if product is None:
             return None
+        # only the relative error of such products is used
         inexact = Inexact.difference(lambda v: v, levels.precision or along.dtype)
         noise = inexact.noise if levels.strategy == "difference" else 0.0
         return cls(

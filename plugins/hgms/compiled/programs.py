@@ -10,8 +10,10 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, final
+from unittest.mock import patch
 
 import torch
 from attrs import define, field, frozen
@@ -448,8 +450,7 @@ def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> 
     return library or (lambda inputs: program(*plain(inputs)))
 
 
-@contextlib.contextmanager
-def precompiled_headers() -> Iterator[None]:
+def precompiled_headers() -> AbstractContextManager[Any]:
     """Precompile all headers of a C++ file, once per machine: without the headers of its kernels,
     each file takes a third longer.
     """
@@ -461,11 +462,7 @@ def precompiled_headers() -> Iterator[None]:
         found = find(device)
         return found and f"{found}>\n#include <{KERNELS}"
 
-    CppWrapperCodeCache._get_uncompiled_header = headers  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        CppWrapperCodeCache._get_uncompiled_header = find  # type: ignore[method-assign]
+    return patch.object(CppWrapperCodeCache, "_get_uncompiled_header", headers)
 
 
 def _record_graph(

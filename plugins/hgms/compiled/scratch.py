@@ -7,9 +7,9 @@ In a program of small operations this takes longer than the operations.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 from attrs import Factory, define
 
@@ -158,8 +158,7 @@ def _write(line: str, kind: str, words: tuple[str, ...], values: Values) -> str:
     return f"{memory}HgmsScratch {name}{{{name}_memory}};" + copy * (kind == "alias")
 
 
-@contextmanager
-def scratch_memory() -> Iterator[None]:
+def scratch_memory() -> AbstractContextManager[Any]:
     """Compile programs with intermediate values in memory of the stack."""
     from torch._inductor.codecache import CppWrapperCodeCache
 
@@ -168,8 +167,4 @@ def scratch_memory() -> Iterator[None]:
     def load_changed(*arguments: Any, main_code: str, **settings: Any) -> Any:
         return load(*arguments, main_code=with_scratch(main_code), **settings)
 
-    CppWrapperCodeCache.load_pybinding = load_changed  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        CppWrapperCodeCache.load_pybinding = load  # type: ignore[method-assign]
+    return patch.object(CppWrapperCodeCache, "load_pybinding", load_changed)

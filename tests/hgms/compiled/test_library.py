@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.fx import GraphModule, symbolic_trace
 
 from hgms.compiled import Programs
+from hgms.compiled.graph_code import Code, has_constants
 from hgms.compiled.library import Library, key_of
-from hgms.compiled.programs import precompiled_headers
+from hgms.compiled.programs import precompiled_headers, run_code
 from hgms.store import SavedFile, cache_folder
 
 STEP = """
@@ -208,6 +209,18 @@ def test_a_second_process_loads_steps_without_a_trace(
     assert traces
     assert outcomes == dict.fromkeys(compiled, "compiled") | dict.fromkeys(traced, "traced")
     assert second == [value, [], outcomes, False]
+
+
+def test_a_graph_with_a_constant_runs_as_a_graph() -> None:
+    """Code has no place for a tensor; a graph that a step calls once is then kept."""
+    constant = torch.arange(3.0)
+    with_constant, without = (symbolic_trace(f) for f in (lambda a: [a + constant], double))
+    assert (has_constants(with_constant), has_constants(without)) == (True, False)
+    with pytest.raises(ValueError, match="constant"):
+        Code.of(with_constant)
+    a = torch.ones(3)
+    assert torch.equal(run_code(with_constant, [a])[0], a + constant)
+    assert torch.equal(Code.of(without).as_module()(a), 2 * a)
 
 
 def test_the_headers_of_kernels_are_precompiled() -> None:
