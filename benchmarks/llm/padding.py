@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from hgms.store import cache_folder
 from hgms_core import Key
 from hgms_mix.lm import Batches, Source
 from hgms_mix.lm.passes import needed_lengths, passes
@@ -44,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = load_tokenizer(options.tokenizer)
     key = Key(0)
-    written = {"template": "alpaca", "max_length": options.max_length, "cache_dir": cache_folder()}
+    written = {"template": "alpaca", "max_length": options.max_length}
     tables = []
     for path in options.sources:
         name = Path(path).name

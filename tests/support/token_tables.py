@@ -27,7 +27,7 @@ def read_examples(name: str, source: Source) -> list[Example]:
 
     Places of errors begin with ``name``. Cost: two passes over the file.
     """
-    arrays, _ = rows._scan_source(name, (name,), source, None, split=False)
+    arrays, _ = rows._scan_source(name, source, split=False)
     numbers = arrays["rows"]
     numbers = numbers[rows._select((name,), numbers, source, split=False)]
     examples = {example.row: example for example in examples_at(name, source, np.sort(numbers))}
@@ -61,10 +61,6 @@ class Counting:
     """Work on numbers: their squares. A number of ``wrong`` has an error instead."""
 
     wrong: Mapping[int, BaseException]
-
-    @property
-    def types(self) -> Mapping[str, str]:
-        return {"square": "int64"}
 
     def __call__(self, rows: Sequence[int]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         os.write(1, b"from a library")

@@ -7,7 +7,7 @@ cores for a part.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,15 @@ ROWS = 8192
 
 
 def compute_parts(
-    rows: Iterable[Any], work: Any, watch: Callable[[int], None] = lambda rows: None
+    rows: Iterable[Any],
+    work: Callable[..., tuple[dict[str, np.ndarray], dict[str, Any]]],
+    types: Mapping[str, str],
+    watch: Callable[[int], object] = lambda rows: None,
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Apply ``work`` to ``rows``; return the arrays of all parts, joined, and the facts per part.
 
-    ``work(rows of a part)`` returns arrays, with the names and types in ``work.types``, and facts
-    about them (JSON). ``watch`` receives the number of rows of each finished part.
+    ``work(rows of a part)`` returns arrays, with these names and ``types``, and facts about them
+    (JSON). ``watch`` receives the number of rows of each finished part.
     """
     parts = []
     facts = []
@@ -34,6 +37,6 @@ def compute_parts(
         watch(len(chunk))
     joined = {
         name: np.concatenate([np.zeros(0, dtype), *(part[name] for part in parts)], dtype=dtype)
-        for name, dtype in work.types.items()
+        for name, dtype in types.items()
     }
     return joined, facts

@@ -5,17 +5,15 @@ This module determines the row numbers, the valid rows, and the rows shared with
 
 from __future__ import annotations
 
-import contextlib
-import json
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 from attrs import frozen
 
-from hgms.config import expand
-from hgms.store import Folder, digest, short_number
+from hgms.store import Folder, cache_folder, json_digest, short_number
 from hgms_core.errors import Place
 from hgms_mix.lm.examples import (
     SHOWN,
@@ -27,14 +25,14 @@ from hgms_mix.lm.examples import (
     select_rows,
 )
 from hgms_mix.lm.files import Unread
-from hgms_mix.lm.formats import FORMATS, BadRow, Format
+from hgms_mix.lm.formats import BadRow, Format
 from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.sources import Source
 from hgms_mix.lm.store import load, lock, save
 from hgms_mix.lm.table import Report
 from hgms_mix.lm.templates import one_answer_each
 
-VERSION = 3
+VERSION = 4
 """Version of the index format."""
 
 ANSWERS = 1000
@@ -108,69 +106,40 @@ def numbered_example(
     return answers_of(example_of(row, conversation, form, source))[answer]
 
 
-@frozen
-class _Scan:
-    """Read rows, and keep only the numbers of each."""
-
-    types: ClassVar[Mapping[str, str]] = {"rows": "int64", "keys": "int64", "blank": "bool"}
-    form: str | None
-    source: Source
-    split: bool = False
-
-    def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        form = None if self.form is None else FORMATS[self.form]
-        read = []
-        bad = []
-        for number, place, row in rows:
-            try:
-                example = example_of(row, number, form, self.source)
-                examples = answers_of(example) if self.split else [example]
-            except BadRow as error:
-                bad.append(f"{place}: {error}")
-            else:
-                read += [(one.row, key_of(one.key), one.blank) for one in examples]
-        columns = list(zip(*read, strict=True)) or [()] * 3
-        arrays = {
-            name: np.array(column, dtype)
-            for (name, dtype), column in zip(self.types.items(), columns, strict=True)
-        }
-        return arrays, {"bad": len(bad), "shown": bad[:SHOWN]}
+TYPES = {"rows": "int64", "keys": "int64", "blank": "bool"}
+"""The stored arrays of an index, and their types."""
 
 
 def index_of(
-    name: str, source: Source, cache_dir: str | Path | None = None, *, split: bool = False
+    name: str, source: Source, cache_dir: Path | None = None, *, split: bool = False
 ) -> Index:
-    """Build the index of ``source``, or load it from ``cache_dir``.
+    """Build the index of ``source``, or load it from ``cache_dir`` (None: the user's cache).
 
     ``split``: each answer of a conversation is a row. Cost: one pass over the file, about 15 µs of
-    a core per row; memory: 17 bytes per row (on disk with ``cache_dir``), and the rows in progress.
+    a core per row; 17 bytes per row on disk, and the rows in progress in memory.
 
     Raises
     ------
     DataError
         For a source that cannot be read, or has too many bad rows.
     """
-    where = (name,)
     about = {
         "index": VERSION,
         "content": content(name, source),
         "format": source.format,
         "completion": source.completion,
+        "fields": dict(source.fields or {}),
+        "split": split,
     }
-    if source.fields:
-        about["fields"] = dict(source.fields)
-    if split:
-        about["split"] = True
-    folder = None
-    if cache_dir is not None:
-        key = digest(json.dumps(about))
-        folder = Folder(expand(str(cache_dir), ("cache_dir",)) / key, key)
-    with contextlib.nullcontext() if folder is None else lock(folder):
-        stored = None if folder is None else load(folder, _Scan.types)
+    key = json_digest(about)
+    folder = Folder((cache_dir or cache_folder()) / key, key)
+    with lock(folder):
+        stored = load(folder, TYPES)
         if stored is None or stored[1]["bad"] > source.max_bad_rows:
-            stored = _scan_source(name, where, source, folder, split)
+            stored = _scan_source(name, source, split)
+            save(folder, TYPES, *stored)
     arrays, facts = stored
-    taken = _select(where, arrays["rows"], source, split)
+    taken = _select((name,), arrays["rows"], source, split)
     kept = taken[~arrays["blank"][taken]]
     report = Report(
         format=facts["detected"],
@@ -199,8 +168,9 @@ def _select(where: Place, rows: np.ndarray, source: Source, split: bool) -> np.n
 
 
 def _scan_source(
-    name: str, where: Place, source: Source, folder: Folder | None, split: bool
+    name: str, source: Source, split: bool
 ) -> tuple[dict[str, np.ndarray], Mapping[str, Any]]:
+    where = (name,)
     with meter(f"reading {name}", "B") as bar:
 
         def watch(done: int, total: int) -> None:
@@ -209,20 +179,39 @@ def _scan_source(
 
         form, records = open_rows(where, source, watch)
         numbered = ((number, place, row) for number, (place, row) in enumerate(records))
-        scan = _Scan(form.name if form else None, source, split)
-        arrays, parts = compute_parts(numbered, scan)
+        work = functools.partial(_scan_rows, form=form, source=source, split=split)
+        arrays, parts = compute_parts(numbered, work, TYPES)
     total, bad = (sum(part[what] for part in parts) for what in ("count", "bad"))
     check_bad(where, source, form, bad, [line for part in parts for line in part["shown"]], total)
-    facts = {"detected": form.name if form else "", "total": total, "bad": bad}
-    if folder is not None:
-        save(folder, _Scan.types, arrays, facts)
-    return arrays, facts
+    return arrays, {"detected": form.name if form else "", "total": total, "bad": bad}
+
+
+def _scan_rows(
+    rows: Sequence[Record], *, form: Format | None, source: Source, split: bool
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read rows, and keep only the numbers of each."""
+    read = []
+    bad = []
+    for number, place, row in rows:
+        try:
+            example = example_of(row, number, form, source)
+            examples = answers_of(example) if split else [example]
+        except BadRow as error:
+            bad.append(f"{place}: {error}")
+        else:
+            read += [(one.row, key_of(one.key), one.blank) for one in examples]
+    columns = list(zip(*read, strict=True)) or [()] * 3
+    arrays = {
+        name: np.array(column, dtype)
+        for (name, dtype), column in zip(TYPES.items(), columns, strict=True)
+    }
+    return arrays, {"bad": len(bad), "shown": bad[:SHOWN]}
 
 
 def records_at(
     where: Place, source: Source, numbers: np.ndarray, *, split: bool = False
-) -> tuple[str | None, Iterator[Record]]:
-    """Return the name of the source's format, and the rows with these numbers (ascending).
+) -> tuple[Format | None, Iterator[Record]]:
+    """Return the source's format, and the rows with these numbers (ascending).
 
     Other rows are skipped without parsing. A conversation that is ``split`` is returned once per
     answer.
@@ -239,15 +228,14 @@ def records_at(
             if number is None:
                 return
 
-    return None if form is None else form.name, select()
+    return form, select()
 
 
 def examples_at(
     name: str, source: Source, numbers: np.ndarray, *, split: bool = False
 ) -> Iterator[Example]:
     """Yield the valid rows of ``source`` with these numbers (ascending)."""
-    name_of_form, records = records_at((name,), source, numbers, split=split)
-    form = FORMATS[name_of_form] if name_of_form else None
+    form, records = records_at((name,), source, numbers, split=split)
     for number, _, row in records:
         yield numbered_example(row, number, form, source, split)
 

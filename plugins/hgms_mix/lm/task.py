@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hgms.arguments import errors_at, require
 from hgms.config import lowering, validation_shares
-from hgms.store import cache_folder
 from hgms_core import HgmsError, Key, Problem, Sources, Tree, component, roles
 from hgms_core.capabilities import Capabilities, HasData, HasTestingInstance, Sharded
 from hgms_core.validators import at_least, optional_positive
@@ -328,7 +327,7 @@ class SourceMixture:
 
     def rows(self, which: Which = "sources") -> dict[str, Index]:
         """Return the index of the rows with an answer, by name, without tokenisation."""
-        read = functools.partial(index_of, cache_dir=cache_folder(), split=self.split_answers())
+        read = functools.partial(index_of, split=self.split_answers())
         return self._by_name(which, read)
 
     def split_answers(self) -> bool:
@@ -356,8 +355,7 @@ class SourceMixture:
         The task's own model determines which rows exist.
         """
         written = attrs.evolve(self._template(tokenizer), last_only=self.split_answers())
-        lengths = {"max_length": self.max_length, "too_long": self.too_long}
-        return {"template": written, "cache_dir": cache_folder(), **lengths}
+        return {"template": written, "max_length": self.max_length, "too_long": self.too_long}
 
     def language_model(
         self, tokenizer: Any, device: torch.device, dtype: torch.dtype

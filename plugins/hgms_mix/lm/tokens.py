@@ -11,44 +11,39 @@ once, and a token belongs to the piece of its last character.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import attrs
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from hgms import store
-from hgms.config import expand
 from hgms.store import Folder
 from hgms_core import Key
 from hgms_core.errors import DataError, Place
 from hgms_mix.lm.examples import content
-from hgms_mix.lm.formats import FORMATS, Message
+from hgms_mix.lm.formats import Format, Message
 from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.rows import Record, index_of, meter, numbered_example, records_at
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import load, lock, save, warn
+from hgms_mix.lm.store import load, lock, save
 from hgms_mix.lm.table import TYPES, Report, TokenTable, table_of
 from hgms_mix.lm.templates import Piece, Template, template_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-VERSION = 4
+VERSION = 5
 """Version of the conversion from rows to tokens.
 
 It is raised when the conversion changes, so that old cache entries are not used.
 """
 
-PROBED_LENGTHS = 256
-"""Rows whose lengths are checked before all rows are tokenised."""
 TooLong = Literal["drop", "truncate"]
 
 
@@ -64,7 +59,7 @@ def token_table(
     template: str | Template,
     max_length: int,
     too_long: TooLong = "drop",
-    cache_dir: str | Path | None = None,
+    cache_dir: Path | None = None,
     pick: Tensor | None = None,
 ) -> TokenTable:
     """Tokenise all rows of ``source`` that pass.
@@ -77,10 +72,10 @@ def token_table(
     too (``drop``) or cut at its end (``truncate``); it is also excluded if the cut would remove all
     tokens of answers. ``report`` contains the counts.
 
-    With ``cache_dir`` the table is stored there under a digest of its inputs: the file's content
-    (not its name), the source's fields, template, tokenizer, lengths and this code's version. If
-    two processes need one table, it is created once. It is memory-mapped for reading. A damaged
-    entry is named in a warning and recreated.
+    The table is stored in ``cache_dir`` (None: the user's cache) under a digest of its inputs: the
+    file's content (not its name), the source's fields, template, tokenizer, lengths and this code's
+    version. If two processes need one table, it is created once. It is memory-mapped for reading. A
+    damaged entry is named in a warning and recreated.
 
     Raises
     ------
@@ -95,7 +90,7 @@ def token_table(
     parse it and about 0.1 ms of a core per row. If it is, a checksum of the entry.
     """
     written = template_for(template, tokenizer) if isinstance(template, str) else template
-    split = written.last_only
+    place = (name, "path")
     about = {
         "version": VERSION,
         "content": content(name, source),
@@ -104,38 +99,33 @@ def token_table(
         "tokenizer": fingerprint(tokenizer),
         "max_length": max_length,
         "too_long": too_long,
+        "split": written.last_only,
+        "pick": None if pick is None else store.digest(pick.numpy().tobytes()),
     }
-    if split:
-        about["split"] = True
-    if pick is not None:
-        about["pick"] = store.digest(pick.numpy().tobytes())
-    digest = store.digest(json.dumps(about, sort_keys=True))
+    digest = store.json_digest(about)
+    cache = cache_dir or store.cache_folder()
     work = functools.partial(
-        Tokenising, tokenizer, written.name, max_length, too_long == "truncate", split=split
+        tokenise_rows,
+        source=source,
+        place=place,
+        tokenizer=tokenizer,
+        template=written,
+        max_length=max_length,
+        too_long=too_long,
     )
-    folder = None if cache_dir is None else expand(str(cache_dir), ("cache_dir",))
-    make = functools.partial(_tokenise, name, source, work, pick, digest, folder, split)
-    if folder is None:
-        table = make(None)
-    else:
-        table = _load_or_create(Folder(folder / digest, digest), make)
-        if table.report.bad > source.max_bad_rows:  # created with a larger limit
-            index_of(name, source, folder, split=split)
+    entry = Folder(cache / digest, digest)
+    with lock(entry):
+        stored = load(entry, TYPES)
+        if stored is None:
+            arrays, report = _tokenise(name, source, work, written.last_only, pick, cache)
+            if not len(arrays["rows"]):
+                raise _no_rows_error(source.path, place, report, max_length, too_long)
+            stored = arrays, attrs.asdict(report)
+            save(entry, TYPES, *stored)
+    table = table_of(stored[0], digest, Report(**stored[1]))
+    if table.report.bad > source.max_bad_rows:  # created with a larger limit
+        index_of(name, source, cache, split=written.last_only)
     return attrs.evolve(table, name=name, pad_id=int(tokenizer.pad_token_id))
-
-
-def _load_or_create(entry: Folder, make: Callable[[Folder], TokenTable]) -> TokenTable:
-    """Load the table in this folder, or create it.
-
-    If two processes need one table, it is created once.
-    """
-    if (stored := load(entry, TYPES)) is None:
-        with lock(entry):
-            # Another process may have created it during the wait.
-            if (stored := load(entry, TYPES)) is None:
-                return make(entry)
-    leaves, facts = stored
-    return table_of(leaves, entry.key, Report(**facts))
 
 
 def drawn_table(
@@ -196,94 +186,77 @@ def drawn_table(
 
 
 def _identity(source: Source) -> dict[str, Any]:
-    """Return the fields of a source that change its tokens.
-
-    Without ``fields``, the value is the same as before this option existed.
-    """
-    left_out = ("path", "max_bad_rows", *(() if source.fields else ("fields",)))
-    return {
-        key: value for key, value in attrs.asdict(cast(Any, source)).items() if key not in left_out
-    }
+    """Return the fields of a source that change its tokens."""
+    fields = attrs.asdict(cast(Any, source))
+    return {key: value for key, value in fields.items() if key not in ("path", "max_bad_rows")}
 
 
-@frozen
-class Tokenising:
+def tokenise_rows(
+    rows: Sequence[Record],
+    *,
+    form: Format | None,
+    source: Source,
+    place: Place,
+    tokenizer: PreTrainedTokenizerBase,
+    template: Template,
+    max_length: int,
+    too_long: TooLong,
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Tokenise rows; exclude or cut rows that are too long."""
-
-    types: ClassVar[Mapping[str, str]] = TYPES
-    tokenizer: PreTrainedTokenizerBase
-    template: str
-    max_length: int
-    cut: bool
-    form: str | None
-    source: Source
-    place: Place
-    split: bool = False
-
-    def __call__(self, rows: Sequence[Record]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        template = template_for(self.template, self.tokenizer)
-        form = None if self.form is None else FORMATS[self.form]
-        examples = [
-            numbered_example(row, number, form, self.source, self.split) for number, _, row in rows
-        ]
-        pieces = []
-        for example in examples:
-            try:
-                pieces.append(template.pieces(example.messages))
-            except DataError as error:
-                raise DataError(
-                    error.code,
-                    f"row {example.row} of {self.source.path}: {error.message}",
-                    place=self.place,
-                    hint=error.hint,
-                ) from error
-        most = self.max_length
-        encoded = list(zip(examples, encode(pieces, self.tokenizer, template), strict=True))
-        lengths = [len(ids) for _, (ids, _) in encoded]
-        kept = [  # the loss of a token needs a token before it
-            (example.row, ids, learned)
-            for example, (ids, learned) in encoded
-            if any(learned[1:most]) and (self.cut or len(ids) <= most)
-        ]
-        tokens = (np.asarray(ids[:most], dtype=np.int32) for _, ids, _ in kept)
-        masks = (np.asarray(learned[:most], dtype=np.bool_) for *_, learned in kept)
-        arrays = {
-            "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
-            "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
-            "lengths": np.array([min(len(ids), most) for _, ids, _ in kept], np.int64),
-            "rows": np.array([row for row, *_ in kept], np.int64),
-        }
-        return arrays, {
-            "too_long": len(encoded) - len(kept),
-            "truncated": sum(len(ids) > most for _, ids, _ in kept),
-            "longest": max(lengths, default=0),
-            "shortest": min(lengths, default=0),
-        }
+    examples = [
+        numbered_example(row, number, form, source, template.last_only) for number, _, row in rows
+    ]
+    pieces = []
+    for example in examples:
+        try:
+            pieces.append(template.pieces(example.messages))
+        except DataError as error:
+            raise DataError(
+                error.code,
+                f"row {example.row} of {source.path}: {error.message}",
+                place=place,
+                hint=error.hint,
+            ) from error
+    encoded = list(zip(examples, encode(pieces, tokenizer, template), strict=True))
+    lengths = [len(ids) for _, (ids, _) in encoded]
+    kept = [  # the loss of a token needs a token before it
+        (example.row, ids, learned)
+        for example, (ids, learned) in encoded
+        if any(learned[1:max_length]) and (too_long == "truncate" or len(ids) <= max_length)
+    ]
+    tokens = (np.asarray(ids[:max_length], dtype=np.int32) for _, ids, _ in kept)
+    masks = (np.asarray(learned[:max_length], dtype=np.bool_) for *_, learned in kept)
+    arrays = {
+        "tokens": np.concatenate([np.zeros(0, np.int32), *tokens]),
+        "mask": np.concatenate([np.zeros(0, np.bool_), *masks]),
+        "lengths": np.array([min(len(ids), max_length) for _, ids, _ in kept], np.int64),
+        "rows": np.array([row for row, *_ in kept], np.int64),
+    }
+    return arrays, {
+        "too_long": len(encoded) - len(kept),
+        "truncated": sum(len(ids) > max_length for _, ids, _ in kept),
+        "longest": max(lengths, default=0),
+        "shortest": min(lengths, default=0),
+    }
 
 
 def _tokenise(
     name: str,
     source: Source,
-    work: Callable[..., Tokenising],
-    pick: Tensor | None,
-    digest: str,
-    cache: Path | None,
+    work: Callable[..., tuple[dict[str, np.ndarray], dict[str, Any]]],
     split: bool,
-    folder: Folder | None,
-) -> TokenTable:
+    pick: Tensor | None,
+    cache: Path,
+) -> tuple[dict[str, np.ndarray], Report]:
+    """Return the arrays of a table, with the rows in the order of ``pick`` or of the source."""
     index = index_of(name, source, cache, split=split)
-    origin = (name, "path")
     wanted = index.rows if pick is None else pick.numpy()
-    ascending = bool((wanted[1:] > wanted[:-1]).all())
-    numbers = wanted if ascending else np.unique(wanted)
+    numbers = np.unique(wanted)
     form, records = records_at((name,), source, numbers, split=split)
-    working = work(form, source, origin)
-    if len(numbers) > PROBED_LENGTHS:
-        first = list(itertools.islice(records, PROBED_LENGTHS))
-        _warn_of_lengths(name, working(first)[1], len(first), working.max_length)
-        records = itertools.chain(first, records)
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
-        leaves, parts = compute_parts(records, working, bar.update)
+        leaves, parts = compute_parts(
+            records, functools.partial(work, form=form), TYPES, bar.update
+        )
     report = attrs.evolve(
         index.report,
         looked=len(numbers),
@@ -291,32 +264,16 @@ def _tokenise(
         shortest=min((part["shortest"] for part in parts), default=0),
         **{what: sum(part[what] for part in parts) for what in ("too_long", "truncated")},
     )
-    if not len(leaves["rows"]):
-        raise _no_rows_error(source.path, origin, report, working.max_length, working.cut)
-    table = table_of(leaves, digest, report)
-    if not ascending:
-        present = table.rows.numpy()
-        place = np.minimum(np.searchsorted(present, wanted), len(present) - 1)
-        order = torch.from_numpy(place[present[place] == wanted])
-        table = attrs.evolve(table.take(order), digest=digest)
-    if folder is not None:
-        arrays = {name: getattr(table, name).numpy() for name in TYPES}
-        save(folder, TYPES, arrays, attrs.asdict(report))
-    return table
-
-
-def _warn_of_lengths(name: str, lengths: Mapping[str, Any], rows: int, most: int) -> None:
-    """Warn if none of the first rows passes, before minutes are spent on the other rows."""
-    if lengths["too_long"] == rows:
-        warn(
-            f"all of the first {rows} rows of {name!r} have more than max_length={most} tokens "
-            f"(the shortest has {lengths['shortest']}): increase task.max_length if these are "
-            "typical"
-        )
+    if np.array_equal(numbers, wanted) or not len(leaves["rows"]):
+        return leaves, report
+    place = np.searchsorted(leaves["rows"], wanted).clip(max=len(leaves["rows"]) - 1)
+    order = torch.from_numpy(place[leaves["rows"][place] == wanted])
+    table = table_of(leaves, "", report).take(order)
+    return {name: getattr(table, name).numpy() for name in TYPES}, report
 
 
 def _no_rows_error(
-    file: str, place: Place, report: Report, max_length: int, cut: bool
+    file: str, place: Place, report: Report, max_length: int, too_long: TooLong
 ) -> NoRowsLeft:
     if report.blank == report.examples:
         return NoRowsLeft(
@@ -325,6 +282,7 @@ def _no_rows_error(
             place=place,
             hint="replace the file",
         )
+    cut = too_long == "truncate"
     so = "no answer within" if cut else "more than"
     also = f", and {report.blank} have empty answers" if report.blank else ""
     cure = (

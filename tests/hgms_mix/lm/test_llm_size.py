@@ -56,7 +56,8 @@ def test_parts_on_disk_make_the_table_and_the_index_that_memory_makes(
         example.row: "\n".join(message.text for message in example.messages) for example in answered
     }
     whole = {row: text for row, text in texts.items() if len(text) < 40}
-    for cache in (None, tmp_path / "cache"):
+    cache = tmp_path / "cache"
+    for _ in ("created", "loaded"):
         index = index_of("s", source, cache)
         assert index.rows.tolist() == list(texts)
         report = index.report
@@ -71,11 +72,10 @@ def test_parts_on_disk_make_the_table_and_the_index_that_memory_makes(
     assert left == {".bin", ".json"}
 
 
-@pytest.mark.parametrize("cached", [False, True])
 def test_a_pick_is_tokenised_alone_and_twice_where_it_is_picked_twice(
-    source: Source, tmp_path: Path, cached: bool
+    source: Source, tmp_path: Path
 ) -> None:
-    cache = tmp_path / "cache" if cached else None
+    cache = tmp_path / "cache"
     pick = torch.from_numpy(index_of("s", source).rows[[30, 2, 2, 55]])
     table = table_of(source, cache, pick=pick)
     assert table.rows.tolist() == pick.tolist()
@@ -118,9 +118,10 @@ def test_where_no_drawn_row_passes_more_are_drawn(tmp_path: Path) -> None:
 def test_parts_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hgms_mix.lm.parts, "ROWS", 10)
     counts: list[int] = []
-    arrays, parts = compute_parts(range(65), Counting({}), counts.append)
+    arrays, parts = compute_parts(range(65), Counting({}), {"square": "int64"}, counts.append)
     assert arrays["square"].tolist() == [n**2 for n in range(65)]
     assert [part["first"] for part in parts] == list(range(0, 65, 10))
     assert counts == [*[10] * 6, 5]
     with rejects("no-rows", "it", of=DataError):
-        compute_parts(range(65), Counting({55: DataError("no-rows", "of it", place=("it",))}))
+        wrong = Counting({55: DataError("no-rows", "of it", place=("it",))})
+        compute_parts(range(65), wrong, {"square": "int64"})

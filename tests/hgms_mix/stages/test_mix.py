@@ -28,7 +28,8 @@ from support.small_mixes import (
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'hgms[llm]'")
 pytest.importorskip("peft", reason="peft is not installed: pip install 'hgms[llm]'")
 
-from hgms_mix.lm.tokens import Tokenising
+import hgms_mix.lm.tokens
+from hgms_mix.lm.tokens import tokenise_rows
 from hgms_mix.stages.config import load
 from hgms_mix.stages.finetune import chosen_rows
 from hgms_mix.stages.mix import STAGES as GRAPH
@@ -263,11 +264,11 @@ def test_only_rows_that_are_drawn_become_tokens(
 ) -> None:
     seen: dict[str, set[int]] = {"sums": set(), "dots": set(), "validation": set(), "test": set()}
 
-    def watched(self: Any, rows: Any, original: Any = Tokenising.__call__) -> Any:
-        seen[Path(self.source.path).stem].update(row[0] for row in rows)
-        return original(self, rows)
+    def watched(rows: Any, *, source: Any, original: Any = tokenise_rows, **options: Any) -> Any:
+        seen[Path(source.path).stem].update(row[0] for row in rows)
+        return original(rows, source=source, **options)
 
-    monkeypatch.setattr(Tokenising, "__call__", watched)
+    monkeypatch.setattr(hgms_mix.lm.tokens, "tokenise_rows", watched)
     # a length of its own, so that nothing is in the cache
     sets = ["task.cache=5", "sample.size=8", "task.max_length=39"]
     rows = sampled(report_of("mix", "finetune", "mix.toml", sets=sets))
