@@ -16,7 +16,7 @@ from hgms_core import Key, Tree
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_mix.lm.lora import Active, Adapters, Lora, checkpoint_layers, recompute
 from hgms_mix.lm.passes import needed_lengths, passes, start_tokens
-from hgms_mix.lm.sharding import FIRST_ORDER, FirstDerivative, Sharded
+from hgms_mix.lm.sharding import FIRST_ORDER, FirstDerivative, ModelCall, Sharded
 
 LOGITS = 2**26
 """The number of logits in memory at a time (a quarter of a gigabyte in float32)."""
@@ -172,7 +172,8 @@ class LanguageModel:
                 with self.adapters.use(Active(x, seeds)):
                     return self._gather(function, tokens, *rest)
             parameters = {f"model.{name}": leaf for name, leaf in x.items()}
-            return torch.func.functional_call(_Call(self), parameters, (function, tokens, *rest))
+            call = ModelCall(self.model)
+            return torch.func.functional_call(call, parameters, (function, tokens, *rest))
 
     def _gather(self, function: Callable[..., Any], *args: Any) -> Any:
         """Compute ``function(*args)`` while the model's modules may be called."""
@@ -338,17 +339,6 @@ class _InPieces(torch.autograd.Function):
         else:
             product = (grad.unsqueeze(-1) * slope).to(hidden.dtype)
         return product, None, None, None
-
-
-class _Call(nn.Module):
-    """The model as a submodule, so that ``functional_call`` can replace its parameters."""
-
-    def __init__(self, owner: LanguageModel) -> None:
-        super().__init__()
-        self.model = owner.model
-
-    def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        return function(*args)
 
 
 def _float(logits: Tensor) -> Tensor:

@@ -201,7 +201,6 @@ class Adapters:
     names: list[str]
     length: int
     active: Active | None = None
-    _handles: list[Any] = field(factory=list)
 
     @classmethod
     def on(cls, model: nn.Module, spec: Lora, length: int) -> Adapters:
@@ -212,7 +211,7 @@ class Adapters:
         adapters = cls(model, spec, spec.modules(model), length)
         for number, name in enumerate(adapters.names):
             hook = functools.partial(adapters._add, name, number)
-            adapters._handles.append(model.get_submodule(name).register_forward_hook(hook))
+            model.get_submodule(name).register_forward_hook(hook)
         return adapters
 
     def start(self, key: Key, device: torch.device, dtype: torch.dtype) -> Tree:

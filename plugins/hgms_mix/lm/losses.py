@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hgms.arguments import require
-from hgms_core import Batch, Data, Key, Tree
+from hgms_core import Batch, Data, Tree
 from hgms_core.capabilities import (
     Capabilities,
     GivesRepresentations,
@@ -285,10 +285,6 @@ class Batches:
                 scored,
             )
         return tokens.reshape(*index.shape, longest), mask.reshape(*index.shape, longest)
-
-
-def random_order(count: int, key: Key) -> Tensor:
-    return torch.randperm(count, generator=key.generator())
 
 
 def mean_lengths(

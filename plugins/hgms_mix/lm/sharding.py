@@ -12,6 +12,7 @@ The required parts of torch are imported on first use: they take half as long as
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,11 +57,10 @@ def ensure_ranks() -> None:
     )
 
 
-class Sharded(nn.Module):
-    """A sharded base: ``model`` contains its modules.
+class ModelCall(nn.Module):
+    """A model as a submodule: ``call(function, *args)`` computes ``function(*args)``.
 
-    ``sharded(function, *args)`` computes ``function(*args)`` while the modules may be called. All
-    ranks must call it equally often, each with its arguments.
+    Hooks and replaced parameters of the module then apply to any function of the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -69,6 +69,13 @@ class Sharded(nn.Module):
 
     def forward(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         return function(*args, **named)
+
+
+class Sharded(ModelCall):
+    """A sharded base: its modules may be called while ``sharded(function, *args)`` runs.
+
+    All ranks must call it equally often, each with its arguments.
+    """
 
 
 def shard_model(
@@ -117,12 +124,6 @@ def _free_recomputed_layer(layer: Any, _args: Any, _output: Any) -> None:
         layer.reshard()
 
 
-def is_split(leaf: Tensor) -> bool:
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(leaf, DTensor)
-
-
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the decoder layers, which are gathered one by one.
 
@@ -139,10 +140,12 @@ def _leaves(unit: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
 
     Each comes with the table of its module and its name in that table.
     """
+    from torch.distributed.tensor import DTensor
+
     for module in unit.modules():
         for table in (module._parameters, module._buffers):
             for name, leaf in table.items():
-                if leaf is not None and not is_split(leaf):
+                if leaf is not None and not isinstance(leaf, DTensor):
                     yield table, name, leaf
 
 
@@ -164,7 +167,7 @@ def _match_types(model: nn.Module, device: torch.device) -> None:
     ConfigError
         If an outline has other parameters.
     """
-    own = {f"{kind}.{name}": leaf for kind, leaves in _named_leaves(model) for name, leaf in leaves}
+    own = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
     table = {name: (leaf.shape, leaf.dtype) for name, leaf in own.items()}
     received = [table]
     dist.broadcast_object_list(received, src=0, device=device)
@@ -179,11 +182,6 @@ def _match_types(model: nn.Module, device: torch.device) -> None:
     )
     for name, (_, dtype) in theirs.items():
         own[name].data = own[name].data.to(dtype)
-
-
-def _named_leaves(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    yield "parameter", model.named_parameters()
-    yield "buffer", model.named_buffers()
 
 
 class FirstDerivative(Function):

@@ -31,14 +31,12 @@ def _fields(_source: object, _attribute: object, value: Mapping[str, str]) -> No
         place=("fields",),
         hint=f"write {OWN_NAMES}",
     )
-    if twice := next(
-        (column for column in value.values() if list(value.values()).count(column) > 1), None
-    ):
-        raise ConfigError(
-            "wrong-value",
-            f"fields={dict(value)} uses the column {twice!r} for two fields",
-            place=("fields",),
-        )
+    require(
+        len(set(value.values())) == len(value),
+        "wrong-value",
+        f"fields={dict(value)} uses a column for two fields",
+        place=("fields",),
+    )
 
 
 text: Any = [validators.instance_of(str), not_empty]

@@ -5,19 +5,18 @@ They are memory-mapped for reading.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from hgms.store import DiskError, Folder, hold_lease
-from hgms_core.errors import CheckpointError, DataError
+from hgms.store import Folder, hold_lease
+from hgms_core.errors import CheckpointError
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -28,32 +27,12 @@ def warn(message: str) -> None:
     logging.getLogger("hgms").warning(message)
 
 
-@contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Convert an error of writing into a DataError that names the folder."""
-    try:
-        yield
-    except (OSError, DiskError) as error:
-        reason = error.message if isinstance(error, DiskError) else error.strerror or str(error)
-        raise DataError(
-            "cannot-write",
-            f"the token cache cannot be written: {reason}",
-            place=(str(folder),),
-            hint="free disk space, or set HGMS_CACHE to another folder",
-        ) from error
-
-
-@contextlib.contextmanager
-def lock(folder: Folder) -> Iterator[None]:
+def lock(folder: Folder) -> AbstractContextManager[object]:
     """Give this process exclusive access for writing; wait for another process.
 
     The lease is next to the folder, which is created only by the first file.
     """
-    root = folder.path.parent
-    with contextlib.ExitStack() as held:
-        with writing(root):
-            held.enter_context(hold_lease(root, f".{folder.path.name}.lease", patience=math.inf))
-        yield
+    return hold_lease(folder.path.parent, f".{folder.path.name}.lease", patience=math.inf)
 
 
 def save(
@@ -63,14 +42,13 @@ def save(
 
     Raises
     ------
-    DataError
+    DiskError
         If the folder cannot be written.
     """
-    with writing(folder.path.parent):
-        shutil.rmtree(folder.path, ignore_errors=True)
-        for name, dtype in types.items():
-            folder.write(file_of(name), np.asarray(arrays[name], dtype).tobytes())
-        folder.commit(map(file_of, types), facts=facts, done=True)
+    shutil.rmtree(folder.path, ignore_errors=True)
+    for name, dtype in types.items():
+        folder.write(file_of(name), np.asarray(arrays[name], dtype).tobytes())
+    folder.commit(map(file_of, types), facts=facts, done=True)
 
 
 def file_of(name: str) -> str:

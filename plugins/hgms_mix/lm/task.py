@@ -33,14 +33,12 @@ from hgms_mix.lm.losses import (
     Rows,
     UpperLoss,
     mean_lengths,
-    random_order,
     token_loss,
     weights,
 )
 from hgms_mix.lm.models import BaseModel
 from hgms_mix.lm.overlaps import overlap_warning
 from hgms_mix.lm.rows import Index, index_of
-from hgms_mix.lm.sharding import ensure_ranks
 from hgms_mix.lm.sources import Source, check_names, mixture_shares
 from hgms_mix.lm.store import warn
 from hgms_mix.lm.table import TokenTable, check_fits, skipped_rows
@@ -365,8 +363,6 @@ class SourceMixture:
         return LanguageModel.of(base, self.adapter, length=self.max_length, **options)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
-        if self.sharded:
-            ensure_ranks()
         tokenizer = self.model.load_tokenizer()
         pool = self.pool(tokenizer, seed)
         everything = {"sources": pool} | {
@@ -388,7 +384,8 @@ class SourceMixture:
         upper = Batches(tuple(everything["validation"].values()), device)
         test = Batches(tuple(everything["test"].values()), device) if everything["test"] else None
         # Shuffled, so that each role has rows of each validation set.
-        order = {"row": random_order(upper.size, Key(seed).fold("validation"))}
+        generator = Key(seed).fold("validation").generator()
+        order = {"row": torch.randperm(upper.size, generator=generator)}
         shares = {
             role: data.batch(None)["row"]
             for role, data in roles(order, self.validation_split).items()

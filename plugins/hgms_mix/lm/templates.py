@@ -8,6 +8,7 @@ the answer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -114,94 +115,40 @@ def template_for(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     )
 
 
-@frozen
-class _Style:
-    """A named template.
-
-    It defines the text of a ``turn`` that is not an answer, the text before an answer, its end, and
-    the text after it. The arguments of ``turn`` also state whether the turn is the first of its
-    role, and whether a system turn came before.
-    """
-
-    turn: Callable[[Message, bool, bool], list[str | int]]
-    head: list[str | int]
-    end: int
-    tail: list[str | int]
-
-
-def _plain(tokenizer: PreTrainedTokenizerBase) -> _Style:
-    return _Style(
-        lambda turn, first, led: [turn.text + ("\n\n" if turn.role == "system" else "\n")],
-        [],
-        _end(tokenizer),
-        [],
-    )
-
-
-def _alpaca(tokenizer: PreTrainedTokenizerBase) -> _Style:
-    def write(turn: Message, first: bool, led: bool) -> list[str | int]:
-        if turn.role == "system":
-            return [turn.text + "\n\n"]
-        before = (
-            "\n\n"
-            if not first
-            else ""
-            if led
-            else PREAMBLE_WITH_INPUT
-            if turn.context
-            else PREAMBLE
-        )
-        context = f"### Input:\n{turn.context}\n\n" if turn.context else ""
-        return [f"{before}### Instruction:\n{turn.instruction}\n\n{context}"]
-
-    return _Style(write, ["### Response:\n"], _end(tokenizer), [])
-
-
-def _chatml(tokenizer: PreTrainedTokenizerBase) -> _Style:
-    marks = tokenizer.get_added_vocab()
-    start, finish = (marks.get(mark, mark) for mark in ("<|im_start|>", "<|im_end|>"))
-    end = finish if isinstance(finish, int) else _end(tokenizer)
-    return _Style(
-        lambda turn, first, led: [start, f"{turn.role}\n{turn.text}", finish, "\n"],
-        [start, "assistant\n"],
-        end,
-        ["\n"],
-    )
-
-
-_STYLES = {"plain": _plain, "alpaca": _alpaca, "chatml": _chatml}
-
-
-def _end(tokenizer: PreTrainedTokenizerBase) -> int:
+def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
+    marks = tokenizer.get_added_vocab() if name == "chatml" else {}
+    start = marks.get("<|im_start|>", "<|im_start|>")
+    end = marks.get("<|im_end|>", tokenizer.eos_token_id)
     require(
-        tokenizer.eos_token_id is not None,
+        end is not None,
         "missing-token",
         "named templates require an end token, which the tokenizer does not have",
         place=("template",),
         hint="set tokenizer.eos_token, call save_pretrained, and load it from that folder",
     )
-    return int(tokenizer.eos_token_id)
-
-
-def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
-    style = _STYLES[name](tokenizer)
+    heads = {"plain": [], "alpaca": ["### Response:\n"], "chatml": [start, "assistant\n"]}
+    head = [(part, False) for part in heads[name]]
     bos = tokenizer.bos_token_id
     begins = bos is not None and tokenizer("a", add_special_tokens=True)["input_ids"][:1] == [bos]
 
+    def prompt_of(message: Message, before: set[str]) -> list[str | int]:
+        """Return the text of a turn that is not an answer, after turns of the roles ``before``."""
+        if name == "chatml":
+            finish = marks.get("<|im_end|>", "<|im_end|>")
+            return [start, f"{message.role}\n{message.text}", finish, "\n"]
+        if message.role == "system":
+            return [message.text + "\n\n"]
+        return [message.text + "\n" if name == "plain" else _alpaca(message, before)]
+
     def write(messages: Sequence[Message]) -> list[Piece]:
         pieces: list[Piece] = [(bos, False)] if begins else []
-        seen: set[str] = set()
-        for message in messages:
+        for number, message in enumerate(messages):
             if message.role == "assistant":
-                pieces += [
-                    *_prompt(style.head),
-                    (message.text, message.learned),
-                    (style.end, message.learned),
-                    *_prompt(style.tail),
-                ]
+                pieces += [*head, (message.text, message.learned), (end, message.learned)]
+                pieces += [("\n", False)] if name == "chatml" else []
             else:
-                pieces += _prompt(style.turn(message, message.role not in seen, "system" in seen))
-            seen.add(message.role)
+                before = {earlier.role for earlier in messages[:number]}
+                pieces += [(part, False) for part in prompt_of(message, before)]
         return pieces
 
     def pieces(messages: Sequence[Message]) -> list[Piece]:
@@ -211,31 +158,30 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
         return written
 
     def opening(messages: Sequence[Message]) -> list[Piece]:
-        return _merge_texts([*write(messages), *_prompt(style.head)])
+        return _merge_texts([*write(messages), *head])
 
     return Template(name, pieces, opening, specials=False)
 
 
-def _prompt(parts: Iterable[str | int]) -> list[Piece]:
-    return [(part, False) for part in parts]
+def _alpaca(message: Message, before: set[str]) -> str:
+    preamble = PREAMBLE_WITH_INPUT if message.context else PREAMBLE
+    if before:
+        preamble = "\n\n" if "user" in before else ""
+    context = f"### Input:\n{message.context}\n\n" if message.context else ""
+    return f"{preamble}### Instruction:\n{message.instruction}\n\n{context}"
 
 
 def _merge_texts(pieces: Iterable[Piece]) -> list[Piece]:
     """Merge neighbouring texts of the prompt, and remove empty texts."""
     merged: list[Piece] = []
-    for text, learned in pieces:
-        if text == "":
-            continue
-        if (
-            merged
-            and isinstance(text, str)
-            and not learned
-            and isinstance(merged[-1][0], str)
-            and not merged[-1][1]
-        ):
-            merged[-1] = (merged[-1][0] + text, False)
+    present = (piece for piece in pieces if piece[0] != "")
+    for is_prompt, group in itertools.groupby(
+        present, lambda piece: piece[1] is False and isinstance(piece[0], str)
+    ):
+        if is_prompt:
+            merged.append(("".join(str(text) for text, _ in group), False))
         else:
-            merged.append((text, learned))
+            merged += group
     return merged
 
 

@@ -82,7 +82,9 @@ def token_table(
     HgmsError
         Those of :func:`~hgms_mix.lm.rows.index_of` and :func:`~hgms_mix.lm.templates.template_for`.
     DataError
-        If no row is left, or the cache cannot be written.
+        If no row is left.
+    DiskError
+        If the cache cannot be written.
 
     Notes
     -----
