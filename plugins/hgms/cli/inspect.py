@@ -26,13 +26,14 @@ def kind_called(word: str, place: tuple[str, ...] = ("KIND",)) -> Kind:
 
 def component_row(component: Component) -> dict[str, Any]:
     """Return a component's row in the table."""
-    state = {"summary": component.summary, "status": "available", "install": None}
     return {
         "kind": component.kind.name,
         "name": component.name,
         "maturity": component.maturity,
         **_owner(component.plugin),
-        **state,
+        "summary": component.summary,
+        "status": "available",
+        "install": None,
     }
 
 
@@ -57,9 +58,8 @@ def _owner(plugin: PluginInfo) -> dict[str, Any]:
 
 def plugin_row(info: PluginInfo) -> dict[str, Any]:
     """Return a plugin's row in the table."""
-    row = attrs.asdict(info, filter=lambda field, _: field.name not in ("traceback", "program"))
     return {
-        **row,
+        **attrs.asdict(info, filter=lambda field, _: field.name not in ("traceback", "program")),
         "hooks": list(info.hooks),
         "notes": list(info.notes),
         "seconds": round(info.seconds, 3),

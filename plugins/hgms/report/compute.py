@@ -200,7 +200,8 @@ def _read(
             read[run] = {}
             continue
         try:
-            required = [*numbers, *mixture.required_columns(run)]
+            weights = [name for name in run.fields if name.startswith(mixture.PREFIX)]
+            required = [*numbers, *weights]
             rows = run.columns(required)
             words = [name for name in required if rows[name].dtype == object]
             require(

@@ -14,7 +14,6 @@ from hgms.config.tables import group_values
 from hgms.report.curves import Curve
 from hgms.report.mixture import Mixture, prominent
 from hgms.report.study import Study
-from hgms.results import Look, looks
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that people with any colour vision can distinguish (Okabe and Ito 2008), in the order of
@@ -26,14 +25,6 @@ AXES = {
     "step": "outer steps",
     "oracle_calls": "oracle calls",
 }
-
-
-def styles(study: Study) -> dict[str, Look]:
-    """Return the looks of a study's methods.
-
-    The name of a method determines the colour in every report.
-    """
-    return looks(study.labels)
 
 
 _SOURCE_COLOURS = (0, 1, 2, 3, 4, 6, 7)

@@ -71,14 +71,6 @@ class Mixture:
         return Counter(self.sources[int(np.argmax(weights))] for weights in self.finals.values())
 
 
-def required_columns(run: StoredRun) -> list[str]:
-    """Return the columns of a run that this module needs.
-
-    The list is empty for a run without named sources.
-    """
-    return [name for name in run.fields if name.startswith(PREFIX)]
-
-
 def mixture(rows: Mapping[StoredRun, Mapping[str, Any]], axis: str, points: int) -> Mixture | None:
     """Compute the mixture of one method's runs; ``None`` if no run has named sources."""
     sources = tuple(

@@ -12,11 +12,11 @@ from typing import Any
 from hgms.config.tables import difference
 from hgms.diagnosis import missing_measures, warnings
 from hgms.report import tables
-from hgms.report.figures import source_colours, styles
+from hgms.report.figures import source_colours
 from hgms.report.paper import as_source, curve_panels, mixture_panels
 from hgms.report.pictures import forest_panels
 from hgms.report.study import Section, Study
-from hgms.results import DARK, DASHES, LIGHT, Look, StoredRun
+from hgms.results import DARK, DASHES, LIGHT, Look, StoredRun, looks
 from hgms.runs import RunFolder
 from hgms.store import read_file
 from hgms_core import __version__
@@ -37,7 +37,7 @@ def html(study: Study) -> str:
             hint="use --out report.tex for LaTeX, which requires no package",
             install="pip install 'hgms[report]'",
         ) from None
-    style = styles(study)
+    style = looks(study.labels)
     colours = source_colours(study)
     sections = [
         _section(section, number, _pictures(section, style, colours))

@@ -19,11 +19,11 @@ from hgms.arguments import require
 from hgms.config.control_characters import printable
 from hgms.packages import optional_module
 from hgms.report.curves import Curve
-from hgms.report.figures import AXES, areas, source_colours, span, styles
+from hgms.report.figures import AXES, areas, source_colours, span
 from hgms.report.files import write_file
 from hgms.report.study import Section, Study
 from hgms.report.tables import heading
-from hgms.results import DASHES, LIGHT, Look
+from hgms.results import DASHES, LIGHT, Look, looks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ def main_curves(study: Study) -> Figure:
     """Draw the main metric of every task, one row per task."""
     rows = [(section, section.metric) for section in study.sections]
     titles = [section.title for section in study.sections] if len(rows) > 1 else []
-    return curve_panels(rows, styles(study), titles)
+    return curve_panels(rows, looks(study.labels), titles)
 
 
 def curve_panels(

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hgms.config.tables import flatten
 from hgms.packages import optional_module
 from hgms.report.mixture import PREFIX
 from hgms.report.study import Entry, Study
 from hgms.results import StoredRun
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _TEXTS = (
     "task",
@@ -41,18 +38,9 @@ _COUNTS = ("seed", "outer_steps", "oracle_calls", "peak_memory_bytes")
 
 
 def runs_file(study: Study) -> bytes:
-    """Return the file of :func:`runs`."""
-    table = runs(study)
-    import pyarrow.parquet
-
-    stream = io.BytesIO()
-    pyarrow.parquet.write_table(table, stream)
-    return stream.getvalue()
-
-
-def runs(study: Study) -> pyarrow.Table:
-    """Build the table with one row per run. Raises MissingExtra without PyArrow."""
+    """Return a file with one row per run. Raises MissingExtra without PyArrow."""
     pa = optional_module("pyarrow", "a Parquet report", "report")
+    parquet = optional_module("pyarrow.parquet", "a Parquet report", "report")
     rows = [
         _row(section.title, entry, run)
         for section in study.sections
@@ -62,7 +50,7 @@ def runs(study: Study) -> pyarrow.Table:
     names = dict.fromkeys(name for row in rows for name in row)
     metrics = [name for name in names if name.startswith(("metric.", PREFIX))]
     settings = [name for name in names if name.startswith("setting.")]
-    return pa.Table.from_pylist(
+    table = pa.Table.from_pylist(
         rows,
         schema=pa.schema(
             [(name, pa.string()) for name in _TEXTS]
@@ -71,6 +59,9 @@ def runs(study: Study) -> pyarrow.Table:
             + [(name, pa.string()) for name in settings]
         ),
     )
+    stream = io.BytesIO()
+    parquet.write_table(table, stream)
+    return stream.getvalue()
 
 
 def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
@@ -94,9 +85,9 @@ def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
         **{name: getattr(run, name) for name in own},
         "hash": run.hash or None,
         "folder": _utf8(str(run.path)),
-        "outer_steps": _whole(run.summary.get("outer_steps")),
-        "oracle_calls": _whole(run.summary.get("oracle_calls")),
-        "peak_memory_bytes": _whole(run.resources.get("peak_memory_bytes")),
+        "outer_steps": run.summary.get("outer_steps"),
+        "oracle_calls": run.summary.get("oracle_calls"),
+        "peak_memory_bytes": run.resources.get("peak_memory_bytes"),
         **{f"metric.{name}": value for name, value in run.metrics.items()},
         **{
             f"setting.{key}": value if isinstance(value, str) else json.dumps(value, default=str)
@@ -115,7 +106,3 @@ def _row(task: str, entry: Entry, run: StoredRun) -> dict[str, Any]:
 def _utf8(value: str) -> str:
     """Replace characters without an encoding, which paths and untrusted rows can contain."""
     return value.encode(errors="backslashreplace").decode()
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hgms.arguments import require
-from hgms.report.paper import COLUMNS, main_curves, new_figure, plain
+from hgms.report.paper import COLUMNS, encoded, main_curves, new_figure, plain
 from hgms.report.study import Study
 from hgms.results import LIGHT, Forest, looks
 
@@ -37,7 +37,10 @@ def forest_panels(forests: Sequence[Forest]) -> Figure:
     rows = math.ceil(len(forests) / columns)
     most = max(len(forest.differences) for forest in forests)
     figure = new_figure(COLUMNS * (1 if columns == 2 else 0.75), rows * (0.28 * most + 1.0))
-    for axis, forest in zip(_grid(figure, len(forests), columns), forests, strict=True):
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axis in panels[len(forests) :]:
+        axis.set_visible(False)
+    for axis, forest in zip(panels, forests, strict=False):
         _forest(axis, forest, {label: LIGHT[look.colour] for label, look in style.items()})
     return figure
 
@@ -54,22 +57,10 @@ def shown_in_notebook(figure: Figure) -> Figure:
     """
 
     def png() -> tuple[bytes, dict[str, float]]:
-        from io import BytesIO
-
-        stream = BytesIO()
-        figure.savefig(stream, format="png", dpi=200)
-        return stream.getvalue(), {"width": figure.get_figwidth() * 100}
+        return encoded(figure, "png"), {"width": figure.get_figwidth() * 100}
 
     figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
-
-
-def _grid(figure: Figure, count: int, columns: int) -> Sequence[Axes]:
-    """Add panels in rows of ``columns``; return the first ``count`` and hide the rest."""
-    panels = figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat
-    for axis in panels[count:]:
-        axis.set_visible(False)
-    return list(panels[:count])
 
 
 def _forest(axis: Axes, forest: Forest, colours: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from attrs import field, frozen
@@ -65,7 +66,7 @@ def average(value: Interval, unit: float = 1.0) -> Cell:
 
 
 def mean(values: Sequence[float]) -> Cell:
-    return amount(_mean(values))
+    return amount(fmean(values) if values else None)
 
 
 def interval(
@@ -96,10 +97,6 @@ def arrow(section: Section, name: str) -> str:
     higher = section.directions.get(name)
     sign = "" if higher is None else " ↑" if higher else " ↓"
     return heading(name, section.is_share(name)) + sign
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _failure_note(entry: Entry) -> str:

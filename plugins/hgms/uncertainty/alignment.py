@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from hgms.arguments import require
-from hgms_core import Batch, ConfigError, Data, Key, Loss, Problem, Sources, Tree
+from hgms_core import ConfigError, Data, Key, Loss, Problem, Sources, Tree, gradient
 from hgms_core.errors import Place
 
 FEWEST = 4
@@ -102,18 +102,21 @@ def alignments(
         first += size
     fewest = min(len(numbers) for numbers in pool)
     pool = [numbers[:fewest] for numbers in pool]
+    most = max(memory // (4 * fewest * len(pool)), 1024)
     gains = []
     cosines = []
     losses = []
+
+    def slope_at(loss: Loss, x: Tree, data: Data, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ∇_x of the loss on these rows, folded, and the loss."""
+        grads, value = gradient(loss, problem.theta0, x, data.rows(index.to(data.device)))
+        return fold(grads, most, key.fold("fold")), value
+
     for x in states:
-        fold = _Fold.of(x, memory // (4 * fewest * len(pool)), key.fold("fold"))
         held = torch.stack(
             [
                 torch.stack(
-                    [
-                        fold(_slope(sources.pooled, problem, x, problem.lower_data, block)[0])
-                        for block in numbers
-                    ]
+                    [slope_at(sources.pooled, x, problem.lower_data, block)[0] for block in numbers]
                 )
                 for numbers in pool
             ]
@@ -122,8 +125,7 @@ def alignments(
         values = []
         total = torch.zeros_like(held[0, 0])
         for block in checked:
-            slope, value = _slope(problem.f, problem, x, data, block)
-            folded = fold(slope)
+            folded, value = slope_at(problem.f, x, data, block)
             products.append(held @ folded)
             values.append(value)
             total += folded
@@ -157,48 +159,18 @@ def _blocks(size: int, blocks: int, rows: int, key: Key, what: str, place: Place
     return torch.randperm(size, generator=key.generator())[: count * share].reshape(count, share)
 
 
-def _slope(loss: Loss, problem: Problem, x: Tree, data: Data, index: Tensor) -> tuple[Tree, Tensor]:
-    """Compute ∇_x of the loss on these rows, and its value."""
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}
-    batch: Batch = data.rows(index.to(data.device))
-    with torch.enable_grad():
-        value = loss(problem.theta0, leaves, batch)
-        grads = torch.autograd.grad(
-            value, list(leaves.values()), allow_unused=True, materialize_grads=True
-        )
-    return dict(zip(leaves, grads, strict=True)), value.detach()
+def fold(leaves: Sequence[Tensor], most: int, key: Key) -> Tensor:
+    """Return a gradient as a vector of at most ``most`` numbers.
 
-
-@frozen(kw_only=True, eq=False)
-class _Fold:
-    """A gradient as a vector of at most ``size`` numbers.
-
-    A longer gradient is folded under random signs.
+    A longer gradient is folded under random signs, which are the same for all gradients.
     """
-
-    size: int
-    most: int
-    key: Key
-
-    @classmethod
-    def of(cls, x: Tree, most: int, key: Key) -> _Fold:
-        return cls(size=sum(leaf.numel() for leaf in x.values()), most=max(most, 1024), key=key)
-
-    def __call__(self, slope: Tree) -> Tensor:
-        flat = torch.cat(
-            [
-                leaf.reshape(-1).float() if leaf.dtype != torch.float64 else leaf.reshape(-1)
-                for leaf in slope.values()
-            ]
-        )
-        if self.size <= self.most:
-            return flat
-        folded = torch.zeros(self.most, dtype=flat.dtype, device=flat.device)
-        generator = self.key.generator()  # all gradients need the same signs
-        for piece in flat.split(self.most):
-            signs = (
-                torch.randint(2, (len(piece),), generator=generator, dtype=torch.int8).to(flat) * 2
-                - 1
-            )
-            folded[: len(piece)] += signs * piece
-        return folded
+    flat = torch.cat([leaf.reshape(-1) for leaf in leaves])
+    flat = flat if flat.dtype == torch.float64 else flat.float()
+    if len(flat) <= most:
+        return flat
+    folded = torch.zeros(most, dtype=flat.dtype, device=flat.device)
+    generator = key.generator()
+    for piece in flat.split(most):
+        signs = torch.randint(2, (len(piece),), generator=generator, dtype=torch.int8)
+        folded[: len(piece)] += (signs.to(flat) * 2 - 1) * piece
+    return folded

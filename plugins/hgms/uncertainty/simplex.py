@@ -46,9 +46,9 @@ def centre(ratios: ArrayLike) -> Array:
     >>> centre(clr([0.5, 0.3, 0.2])).round(6).tolist()
     [0.5, 0.3, 0.2]
     """
-    ratios = np.asarray(ratios, dtype=float)
-    raised = np.exp(ratios - ratios.max(-1, keepdims=True))
-    return np.asarray(raised / raised.sum(-1, keepdims=True))
+    from scipy.special import softmax
+
+    return np.asarray(softmax(np.asarray(ratios, dtype=float), axis=-1))
 
 
 def with_pivot(ratios: ArrayLike, source: int, value: float) -> float:

@@ -56,19 +56,14 @@ def surface(
     hgms mix surface mix.toml
         train and fit; resume if it was interrupted
     """
+    from hgms_mix.surface import words
     from hgms_mix.surface.train import load, run_surface
 
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     if where is None and jobs is not None:
         where = Local(jobs=jobs)
     plan = load(config, sets, registry=registry, **choices)
-    show = None if as_json else _show
+    show = None if as_json else words.show
     report = run_surface(plan, say=to_stderr, show=show, executor=where, bars=not as_json)
     if as_json:
         print_json(report)
-
-
-def _show(findings: Any, report: dict[str, Any]) -> None:
-    from hgms_mix.surface.words import show
-
-    show(findings, report)

@@ -32,17 +32,16 @@ def piece(runs: DesignRuns, point: Point) -> Piece:
         "data": json_digest(runs.task_inputs),
         "point": attrs.asdict(point),
     }
-    title = " ".join(
+    shares = " ".join(
         f"{weight:.2f} {name}" for name, weight in zip(runs.sources, point.weights, strict=True)
     )
-    title += f", seed {point.seed}"
 
     def words(outcome: Outcome) -> str:
         name, loss = next(iter(outcome.metrics.items()))
         return f"{name} {loss:.4f}"
 
     return Piece(
-        title=title,
+        title=f"{shares}, seed {point.seed}",
         path=runs.folder_of(point).path,
         leases=LEASES[:1],
         function=f"{__name__}:work",

@@ -55,8 +55,8 @@ def profile(findings: Findings, source: int) -> tuple[np.ndarray, np.ndarray, np
         others[source] = 0
     mixtures = (1 - share)[:, None] * (others / others.sum())
     mixtures[:, source] = share
-    surface = findings.surface
-    return share, surface.mean(mixtures), surface.deviation(mixtures)
+    mean, covariance = findings.surface.posterior(mixtures)
+    return share, mean, np.sqrt(np.maximum(np.diag(covariance), 0))
 
 
 def _draw_profile(axis: Axes, findings: Findings, number: int) -> None:

@@ -71,17 +71,6 @@ class Surface:
         parts = [member.predict(mixtures) for member in self.members]
         return np.asarray(self.shift + self.scale * np.einsum("k,kq->q", self.weights, parts))
 
-    def deviation(self, mixtures: np.ndarray) -> np.ndarray:
-        """Return the posterior standard deviation at each of ``mixtures``."""
-        means, sds = zip(
-            *(member.predict(mixtures, return_std=True) for member in self.members), strict=True
-        )
-        mean = np.einsum("k,kq->q", self.weights, means)
-        variance = np.einsum(
-            "k,kq->q", self.weights, np.array(sds) ** 2 + (np.array(means) - mean) ** 2
-        )
-        return np.asarray(self.scale * self.widening * np.sqrt(np.maximum(variance, 0)))
-
     def draws(self, mixtures: np.ndarray, count: int, key: Key) -> np.ndarray:
         """Return ``[count, Q]`` functions drawn from the posterior, at ``mixtures``."""
         generator = np.random.default_rng(key.derive())
@@ -194,7 +183,9 @@ def _members(
         fitted = library.GaussianProcessRegressor(
             kernel.clone_with_theta(theta), alpha=alpha, optimizer=None
         ).fit(x, y)
-        return _without_white(fitted) if white else fitted
+        if white:  # the process predicts the expected loss; the noise of a run remains in the fit
+            fitted.kernel_ = fitted.kernel_.k1
+        return fitted
 
     likelihood = (
         library.GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None)
@@ -276,12 +267,3 @@ def _around_the_mode(
     )
     values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
     return mode, vectors / np.sqrt(np.clip(values, 0.5 / width.max() ** 2, None))
-
-
-def _without_white(fitted: Any) -> Any:
-    """Return the same process without the white kernel, so that it predicts the expected loss.
-
-    The noise of a run remains part of the fit.
-    """
-    fitted.kernel_ = fitted.kernel_.k1
-    return fitted

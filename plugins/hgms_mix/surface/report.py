@@ -7,27 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hgms.arguments import errors_at
-from hgms.config.convert import structure
-from hgms.plugins import Registry
 from hgms.store import finite, replace_file
 from hgms_core.errors import MissingExtra
 from hgms_mix.surface.learn import Findings
 from hgms_mix.surface.picture import draw
-from hgms_mix.surface.settings import SurfaceSettings
 from hgms_mix.surface.tables import write_runs
-
-
-def settings_of(table: object, registry: Registry, *source: str) -> SurfaceSettings:
-    """Return the settings in a table ``surface`` of a file ``source``.
-
-    Raises
-    ------
-    ConfigError
-        All errors in the settings, with places.
-    """
-    with errors_at(*source, "surface"):
-        return structure(table, SurfaceSettings, registry)
 
 
 def write(

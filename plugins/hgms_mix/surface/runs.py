@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from attrs import define, field, frozen
 
 from hgms.arguments import require
 from hgms.executors import RemoteProgress
-from hgms.runs import counting
 from hgms.store import Folder, finite, json_digest
 from hgms_core import NumericalError
 from hgms_core.components import evolve
@@ -45,15 +43,13 @@ class Outcome:
     """A finished run: its mixture, losses and cost.
 
     ``mixture`` contains the shares of the sources in the drawn rows. ``metrics`` contains the
-    losses by metric, as means over tokens. ``seconds`` is None if the run was interrupted and
-    resumed.
+    losses by metric, as means over tokens.
     """
 
     key: str
     point: Point
     mixture: tuple[float, ...]
     metrics: Mapping[str, float]
-    seconds: float | None
     tokens: int
 
     @property
@@ -136,7 +132,6 @@ class DesignRuns:
                         name: math.nan if loss is None else loss
                         for name, loss in facts["metrics"].items()
                     },
-                    seconds=facts["seconds"],
                     tokens=facts["tokens"],
                 )
         return None
@@ -154,7 +149,6 @@ class DesignRuns:
         """
         folder = self.folder_of(point)
         folder.path.mkdir(parents=True, exist_ok=True)
-        seconds = counting(any(path.is_dir() for path in folder.path.iterdir()), time.perf_counter)
         runner = self._runner(point, folder.path)
         try:
             tests = runner.run(STAGES["evaluate"]).facts["test"]
@@ -170,7 +164,6 @@ class DesignRuns:
             point=point,
             mixture=tuple((counts / counts.sum()).tolist()),
             metrics=metrics,
-            seconds=seconds(),
             tokens=tokens * self.config.finetune.epochs,
         )
         weights = dict(zip(self.sources, point.weights, strict=True))

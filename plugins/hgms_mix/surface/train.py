@@ -11,7 +11,8 @@ import attrs
 import tomlkit
 from attrs import frozen
 
-from hgms.arguments import require
+from hgms.arguments import errors_at, require
+from hgms.config.convert import structure
 from hgms.config.tables import merge_options, tables_of
 from hgms.executors import Executor, Here, Piece, run_together
 from hgms.plugins import Registry
@@ -22,7 +23,7 @@ from hgms_mix.surface.design import Point, design
 from hgms_mix.surface.jobs import piece
 from hgms_mix.surface.learn import Findings, learn
 from hgms_mix.surface.outliers import MOST
-from hgms_mix.surface.report import settings_of, write
+from hgms_mix.surface.report import write
 from hgms_mix.surface.runs import DesignRuns, Outcome, table_of
 from hgms_mix.surface.settings import SurfaceSettings
 
@@ -58,7 +59,8 @@ def load(
     table.setdefault("budget", "1 steps")
     registry = registry or Registry.load()
     places = merge_options(table, sets, seed, out=out, device=device)
-    settings = settings_of(table.pop("surface", {}), registry, path.name)
+    with errors_at(path.name, "surface"):
+        settings = structure(table.pop("surface", {}), SurfaceSettings, registry)
     config = read(table, path.name, places, registry)
     finetune = config.finetune
     if finetune.model is not None:

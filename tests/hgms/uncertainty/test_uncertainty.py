@@ -14,7 +14,7 @@ from support.helpers import F64, normal, rejects
 from support.source_problems import convex_sources, network_sources
 
 from hgms.uncertainty import alignments, centre, clr, cost, holm, over_rows, over_seeds, with_pivot
-from hgms.uncertainty.alignment import _Fold
+from hgms.uncertainty.alignment import fold
 from hgms.uncertainty.seeds import hotelling
 from hgms_core import ConfigError, Key, Problem, Sources
 
@@ -190,8 +190,7 @@ def test_gains_are_what_a_small_step_takes_off_the_validation_loss() -> None:
 def test_folded_gradients_have_the_same_products_but_for_a_little() -> None:
     a = normal(200_000, seed=1)
     b = normal(200_000, seed=2) + a
-    fold = _Fold.of({"a": a}, 20_000, Key(0))
-    x, y = fold({"a": a}), fold({"a": b})
+    x, y = (fold([leaf], 20_000, Key(0)) for leaf in (a, b))
     scale = float(a.norm() * b.norm())
     assert len(x) == 20_000
     assert float(x @ y) / scale == pytest.approx(float(a @ b) / scale, abs=4 / math.sqrt(20_000))
