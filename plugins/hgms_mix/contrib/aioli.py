@@ -112,13 +112,6 @@ class Aioli(training.RoundsMethod):
         sources = self.sources(problem)
         started = self.start(problem, seed, "sweeps")
         require(
-            len(sources.names) >= 2,
-            "not-supported",
-            "method 'aioli' requires at least 2 sources, but the problem has one: "
-            f"{sources.names[0]!r}",
-            place=("problem", "sources"),
-        )
-        require(
             self.focus > 1 / len(sources.names),
             "out-of-range",
             f"focus={self.focus:g} must be greater than 1/{len(sources.names)} for "

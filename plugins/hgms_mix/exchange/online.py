@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 from hgms.arguments import require
 from hgms.integrations import move_batch, preserve_state
 from hgms.runs import load_state, save_state
-from hgms_core import Key, OuterOptimizer, State
+from hgms_core import Key, OuterOptimizer
 from hgms_core.errors import CheckpointError, MissingExtra
 from hgms_mix.exchange.plan import Epochs, Plan
 from hgms_mix.exchange.rules import Alignment, Loss, Rule
@@ -158,6 +158,7 @@ class MixtureCallback(TrainerCallback):
         weights = torch.tensor(shares, dtype=torch.float64)
         self._start = (weights / weights.max()).clamp_min(math.exp(-30)).log()
         self.key = Key(seed)
+        self._sizes = dict(sources)
         self.plan = Plan(sources, self.key.fold("mixture"))
         # Separate streams for the scored rows: the training's draws do not depend on them.
         self._lower = {
@@ -165,8 +166,6 @@ class MixtureCallback(TrainerCallback):
         }
         self.records: list[dict[str, Any]] = []
         self._trainer: Any = None
-        self.theta: Tensor
-        self._memory: State
         self._loaded = False
         self._reset()
 
@@ -323,14 +322,10 @@ class MixtureCallback(TrainerCallback):
             }
         )
 
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return dict(zip(self.plan.names, self.plan.sizes, strict=True))
-
     def _scores(self, model: Any, optimizer: Any) -> Tensor:
         """Return the rule's scores of the sources."""
         device = next(model.parameters()).device
-        loss = self.loss or self._own_loss
+        loss = self.loss or self._trainer.compute_loss
         change = len(self.records)
         count = self.rule.rows
         many = self.rule.upper
@@ -346,9 +341,6 @@ class MixtureCallback(TrainerCallback):
             rows = self._upper.rows(change * many, many)
             upper = batch([self._validation[row] for row in rows])
             return self.rule.scores(loss, model, lower, upper, optimizer).double().cpu()
-
-    def _own_loss(self, model: Any, inputs: Any) -> Tensor:
-        return self._trainer.compute_loss(model, inputs)
 
     def _epoch(self, args: Any) -> tuple[int, int]:
         """Return the rows and the optimiser steps of an epoch."""

@@ -29,7 +29,6 @@ class Sampled:
     order of the task (as in ``rows.jsonl.gz``).
     """
 
-    title: str
     config: Any
     facts: Mapping[str, Any]
     rows: Mapping[str, Sequence[Row]]
@@ -145,7 +144,6 @@ def load_sample(
         by_source.setdefault(row["source"], []).append(row)
     names = getattr(config.task, config.sample.of)
     return Sampled(
-        title=folder.resolve().parents[1].name,
         config=config,
         facts=work.manifest().facts,
         rows={name: by_source[name] for name in names if name in by_source},

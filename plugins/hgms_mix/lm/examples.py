@@ -131,11 +131,6 @@ def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:
     if (form := detect(rows)) is not None:
         return form
     keys = list(dict.fromkeys(str(key) for row in rows for key in row))
-    advice = []
-    if "text" in keys:
-        advice.append("set format = \"text\" to learn the column 'text' from its beginning")
-    if "chosen" in keys and "prompt" in keys:
-        advice.append('set fields = { completion = "chosen" } to learn the preferred answers')
     known = [f"  {form.name}: {form.looks}" for form in FORMATS.values()]
     raise DataError(
         "wrong-format",
@@ -144,7 +139,6 @@ def _detect_format(where: Place, source: Source, rows: list[Row]) -> Format:
         place=(*where, "path"),
         hint="\n".join(
             [
-                *advice,
                 f"set {OWN_NAMES}, or set format to see which fields a row lacks",
                 "available formats:",
                 *known,

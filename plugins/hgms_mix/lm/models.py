@@ -16,7 +16,7 @@ from hgms.packages import optional_module
 from hgms.store import file_digest, json_digest
 from hgms_core import ConfigError, HgmsError, Key, component
 from hgms_core.errors import OutOfMemory, Place, unknown_name
-from hgms_core.torch_errors import out_of_memory
+from hgms_core.torch_errors import first_line, out_of_memory
 from hgms_mix.lm.files import without_expansion
 from hgms_mix.lm.hub import may_run_code, resolve_name, transformers_quietly
 from hgms_mix.lm.sharding import ensure_ranks, shard_model
@@ -217,12 +217,20 @@ class BaseModel:
             if out_of_memory(error):
                 raise OutOfMemory(
                     "out-of-memory",
-                    f"the model does not fit into the memory of {device}: {_first_line(error)}",
+                    f"the model does not fit into the memory of {device}: {first_line(error)}",
                     place=MODEL,
                     hint='set task.model.dtype = "bfloat16" or task.model.quantize = "4bit", or '
                     "use a smaller model",
                 ) from error
-            raise self._load_error(error) from error
+            spec = self.path or "config"
+            raise ConfigError(
+                "cannot-load",
+                f"the model {spec!r} cannot be loaded: "
+                f"{without_expansion(first_line(error), spec)}",
+                place=(*MODEL, "config" if self.path is None else "path"),
+                hint="check that it is complete (config.json, *.safetensors) and a causal "
+                "language model",
+            ) from error
         return model.eval().requires_grad_(False)
 
     def _read(self, transformers: Any, options: dict[str, Any], device: torch.device) -> Any:
@@ -265,22 +273,6 @@ class BaseModel:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(Key(self.seed).fold("model").derive() % 2**32)
             return make()
-
-    def _load_error(self, error: Exception) -> ConfigError:
-        if self.path is None:
-            return ConfigError(
-                "cannot-load",
-                f"the model cannot be built: {_first_line(error)}",
-                place=(*MODEL, "config"),
-            )
-        return ConfigError(
-            "cannot-load",
-            f"the model {self.path!r} cannot be loaded: "
-            f"{without_expansion(_first_line(error), self.path)}",
-            place=(*MODEL, "path"),
-            hint="check that it is complete (config.json, *.safetensors) and a causal language "
-            "model",
-        )
 
 
 def positions_of(model: Any) -> int | None:
@@ -329,8 +321,3 @@ def _four_bit(transformers: Any, dtype: torch.dtype) -> Any:
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
     )
-
-
-def _first_line(error: Exception) -> str:
-    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
-    return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first

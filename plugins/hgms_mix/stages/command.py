@@ -12,10 +12,9 @@ import click
 
 from hgms.cli import json_option, plugin_option, print_json, track_option, trust_option
 from hgms.executors import to_stderr
-from hgms_core.errors import closest
+from hgms_core.errors import unknown_name
 
 FILE = click.Path(path_type=Path)
-STAGES = ("reweight", "uncertainty", "sample", "finetune", "evaluate")
 OTHERS = {
     "compare": "hgms_mix.stages.compare.command",
     "export": "hgms_mix.exchange.command",
@@ -35,12 +34,7 @@ class _Mix(click.Group):
             if "--demo" in args:
                 args = ["demo", *(word for word in args if word != "--demo")]
             elif re.fullmatch(r"[a-z]+", word) and not Path(word).exists():
-                near = closest(word, self.list_commands(ctx))
-                hint = f"; did you mean {near!r}?" if near else ""
-                stages = (
-                    f"stages: {', '.join(STAGES)}; commands: {', '.join(OTHERS)}; or a mix file"
-                )
-                raise click.UsageError(f"there is no stage {word!r}{hint} ({stages})", ctx)
+                ctx.fail(str(unknown_name("stage", word, self.list_commands(ctx))))
             else:
                 args = ["all", *args]
         return super().parse_args(ctx, args)

@@ -13,7 +13,7 @@ from hgms.arguments import require
 from hgms_core import ConfigError, Key, component
 from hgms_core.components import evolve
 from hgms_core.validators import at_least, greater_than, not_empty, not_negative, optional, positive
-from hgms_mix.lm import BaseModel, Lora
+from hgms_mix.lm import BaseModel, Lora, highest
 from hgms_mix.stages.apportion import apportion
 
 
@@ -68,23 +68,18 @@ class Sample:
         """
         names = sorted(scores)
         flat = torch.cat([scores[name].double().cpu() for name in names])
-        rankable = int((~flat.isnan()).sum())
-        if rankable < self.size:
+        ranked = (~flat.isnan()).nonzero().flatten()
+        if len(ranked) < self.size:
             pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
             raise ConfigError(
                 "too-few-rows",
-                f"size={self.size} exceeds the {rankable} rows that the method ranked ({pool})",
+                f"size={self.size} exceeds the {len(ranked)} rows that the method ranked ({pool})",
                 place=("sample", "size"),
                 hint="increase task.cache (rows per source that are kept for reweighting), "
-                f"or decrease size to {rankable} or less",
+                f"or decrease size to {len(ranked)} or less",
             )
-        # NaN sorts as −∞, and a stable order breaks ties
-        order = flat.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argsort(
-            descending=True, stable=True
-        )
-        order = order[~flat[order].isnan()][: self.size]
         taken = torch.zeros(len(flat), dtype=torch.bool)
-        taken[order] = True
+        taken[ranked[highest(flat[ranked], self.size)]] = True
         parts = taken.split([len(scores[name]) for name in names])
         rows = {name: part.nonzero().flatten() for name, part in zip(names, parts, strict=True)}
         return {name: rows[name] for name in scores}

@@ -41,11 +41,6 @@ def show(report: Mapping[str, Any]) -> None:
     click.echo(f"  {report['folder']}")
 
 
-def name_of(config: MixConfig) -> str:
-    """Return the name of the mix in reports."""
-    return config.run.task_label or config.task.name
-
-
 def write_report(
     config: MixConfig, learned: Learned, finished: Mapping[str, Finished]
 ) -> dict[str, Any]:
@@ -65,7 +60,7 @@ def write_report(
         for name, part in parts.items()
     }
     content: dict[str, Any] = {
-        "name": name_of(config),
+        "name": config.run.task_label or config.task.name,
         "method": learned.facts["method"],
         "seed": config.seed,
         "budget": str(config.budget),

@@ -96,16 +96,8 @@ class OpMix(hgms_mix.lm.MixtureMethod):
     memory_hints = lowering(same=["chunk"], other=["batch_size"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        sources = self.sources(problem)
-        count = len(sources.names)
+        count = len(self.sources(problem).names)
         hgms_mix.lm.check_role(problem, "method 'op-mix' compares mixtures on", "select")
-        require(
-            count >= 2,
-            "not-supported",
-            "method 'op-mix' requires at least 2 sources, but the problem has one: "
-            f"{sources.names[0]!r}",
-            place=("problem", "sources"),
-        )
         require(
             self.candidates >= count + 2,
             "out-of-range",

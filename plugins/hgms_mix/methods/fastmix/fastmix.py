@@ -13,6 +13,7 @@ from torch import Tensor
 import hgms_mix.lm
 from hgms.config import lowering
 from hgms.optim.adam import adam, corrections
+from hgms.rows import mixture_slope
 from hgms_core import ConfigError, Cost, Key, Problem, Record, State, Tree, component, gradient
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
@@ -132,7 +133,13 @@ class FastMix(hgms_mix.lm.PhasedMethod):
         )
         x = hgms_mix.lm.adamw_part(train, "x")
         products, upper, cost = self._products(problem, x, key.fold("search", step), step)
-        h = self._slope(problem, state["theta"], products)
+        h = mixture_slope(
+            self.sources(problem),
+            state["theta"],
+            self.lr * products,
+            torch.ones_like(products, dtype=torch.bool),
+            redrawn=False,
+        )
         theta, m, v = adam(
             state["theta"],
             h,
@@ -186,16 +193,6 @@ class FastMix(hgms_mix.lm.PhasedMethod):
             ]
             products[number] = torch.stack(terms).sum()
         return products, value, spent + Cost(lower_gradients=len(held), rows=size)
-
-    def _slope(self, problem: Problem, theta: Tree, products: Tensor) -> Tree:
-        """∂/∂θ (−lr Σ_s ω_s(θ) a_s)."""
-        leaves = {name: leaf.detach().requires_grad_() for name, leaf in theta.items()}
-        with torch.enable_grad():
-            weights = self.sources(problem).weights(leaves)
-            grads = torch.autograd.grad(
-                -self.lr * (weights * products.to(weights)).sum(), list(leaves.values())
-            )
-        return dict(zip(leaves, grads, strict=True))
 
     def _compared_leaves(self, x: Tree) -> list[int]:
         """Return the positions of the leaves that the products use."""

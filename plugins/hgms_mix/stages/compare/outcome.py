@@ -12,6 +12,7 @@ from attrs import frozen
 
 from hgms.cli import print_table
 from hgms.config.control_characters import printable
+from hgms.config.tables import group_values
 from hgms.results import Point, Table, table
 from hgms.runs import total_seconds
 from hgms_core import HgmsError
@@ -72,19 +73,21 @@ class Outcome:
 
     def mixture(self, label: str) -> str:
         """Return the share of each source in the drawn rows, as means over seeds."""
-        shares: dict[str, list[float]] = {}
-        for (own, _), report in self.reports.items():
-            if own == label:
-                for name, share in drawn_shares(report).items():
-                    shares.setdefault(name, []).append(share)
+        shares = group_values(
+            pair
+            for (own, _), report in self.reports.items()
+            if own == label
+            for pair in drawn_shares(report).items()
+        )
         return " ".join(f"{name} {fmean(values):.2f}" for name, values in shares.items())
 
     def warnings(self) -> list[tuple[str, list[int], str]]:
         """Return the warnings of the stage `uncertainty`, with their labels and seeds."""
-        seeds: dict[tuple[str, str], list[int]] = {}
-        for (label, seed), report in self.reports.items():
-            for line in _warnings(report):
-                seeds.setdefault((label, line), []).append(seed)
+        seeds = group_values(
+            ((label, line), seed)
+            for (label, seed), report in self.reports.items()
+            for line in _warnings(report)
+        )
         return [(label, own, line) for (label, line), own in seeds.items()]
 
     def print(self) -> None:
