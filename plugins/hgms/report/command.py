@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +18,18 @@ if TYPE_CHECKING:
 _FOLDER = click.Path(path_type=Path)
 
 
-def _what(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options with which both commands select the content."""
-    for option in (
-        click.option(
-            "--metric",
-            "metrics",
-            multiple=True,
-            help="Main metric instead of the task's first; more get curves too.",
-        ),
-        click.argument("runs", nargs=-1, required=True, type=_FOLDER),
-    ):
-        command = option(command)
-    return command
+_runs_argument = click.argument("runs", nargs=-1, required=True, type=_FOLDER)
+_metric_option = click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    help="Main metric instead of the task's first; more get curves too.",
+)
 
 
 @click.command(short_help="Write tables and curves of finished runs on one page.")
-@_what
+@_runs_argument
+@_metric_option
 @click.option(
     "--reference",
     metavar="METHOD",
@@ -84,7 +79,8 @@ def report(
 
 
 @click.command(short_help="Draw curves of finished runs for a paper.")
-@_what
+@_runs_argument
+@_metric_option
 @click.option(
     "--mixture",
     is_flag=True,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from hgms.arguments import require
 from hgms.report import parquet
 from hgms.report.compute import build
 from hgms.report.files import write_file
 from hgms.report.latex import latex
 from hgms.report.page import html
 from hgms.report.study import Study
-from hgms_core import ConfigError
 
 WRITERS: dict[str, Callable[[Study], str]] = {".html": html, ".tex": latex}
 SUFFIXES = (*WRITERS, ".parquet")
@@ -24,14 +24,13 @@ def suffix(path: Path, known: Sequence[str], what: str) -> str:
     Raises ConfigError if it is not in ``known``.
     """
     ending = path.suffix.casefold()
-    if ending not in known:
-        shown = f"the suffix {ending!r}" if ending else "a path without a suffix"
-        raise ConfigError(
-            "unknown-suffix",
-            f"{shown} does not select a format of {what}",
-            place=(str(path),),
-            hint=f"use one of {', '.join(known)}",
-        )
+    require(
+        ending in known,
+        "unknown-suffix",
+        f"the suffix {ending!r} does not select a format of {what}",
+        place=(str(path),),
+        hint=f"use one of {', '.join(known)}",
+    )
     return ending
 
 

@@ -5,7 +5,7 @@ The tests cover seeds and rows.
 
 from __future__ import annotations
 
-from hgms.uncertainty.alignment import Alignments, alignments, cost
+from hgms.uncertainty.alignment import Alignments, alignments
 from hgms.uncertainty.rows import over_rows
 from hgms.uncertainty.seeds import over_seeds
 from hgms.uncertainty.simplex import LEAST, centre, clr, with_pivot
@@ -19,7 +19,6 @@ __all__ = [
     "alignments",
     "centre",
     "clr",
-    "cost",
     "holm",
     "in_words",
     "join_names",

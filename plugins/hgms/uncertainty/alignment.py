@@ -31,19 +31,6 @@ class Alignments:
     losses: Tensor
 
 
-def cost(sources: int, states: int, validation_blocks: int, source_blocks: int, rows: int) -> str:
-    """Describe the maximum cost of :func:`alignments`.
-
-    Examples
-    --------
-    >>> cost(5, 2, 24, 8, 4)
-    '128 gradients of up to 4 rows'
-    """
-    return (
-        f"{states * (validation_blocks + sources * source_blocks)} gradients of up to {rows} rows"
-    )
-
-
 def alignments(
     problem: Problem,
     states: Sequence[Tree],

@@ -166,19 +166,16 @@ def _replace_answers(messages: tuple[Message, ...], completion: str | None) -> t
 def select_rows(where: Place, have: int, source: Source) -> Tensor:
     """Return the positions, among ``have`` valid rows, that the source selects, in its order."""
     skip = source.skip
-    if skip + (source.rows or 1) > have:
-        rows = "" if source.rows is None else f"rows={source.rows}"
-        both = " and ".join(filter(None, [rows, f"skip={skip}" if skip else ""]))
-        too_few = have > skip
-        raise DataError(
-            "too-few-rows",
-            f"{both} requires {skip + (source.rows or 1)} rows, but {source.path} has {have} "
-            "valid rows",
-            place=(*where, "rows" if too_few else "skip"),
-            hint=f"set rows = {have - skip} or less, or remove it to use all rows"
-            if too_few
-            else f"set skip = {have - 1} or less",
-        )
+    needed = skip + (source.rows or 1)
+    require(
+        needed <= have,
+        "too-few-rows",
+        f"skip={skip} and rows={source.rows or 'all'} require {needed} rows, but {source.path} has "
+        f"{have} valid rows",
+        place=(*where, "skip" if source.rows is None else "rows"),
+        hint=f"decrease skip and rows to at most {have} rows in total",
+        error=DataError,
+    )
     if source.shuffle_seed is None:
         return torch.arange(skip, have if source.rows is None else skip + source.rows)
     order = torch.randperm(have, generator=Key(source.shuffle_seed).fold("rows").generator())

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, final
+from typing import Any, final
 
 import attrs
 import torch
@@ -309,21 +309,6 @@ def _halves(weight: Tensor) -> list[Tensor]:
     return [coarse, (weight - coarse.float()).detach().to(torch.bfloat16)]
 
 
-class _SameKernels(contextlib.ExitStack):
-    """A context that restores the current set of allowed attention kernels.
-
-    It can be entered several times, once per recomputation.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels = [kernel for kernel, allowed in KERNELS.items() if allowed()]
-
-    def __enter__(self) -> Self:
-        self.enter_context(sdpa_kernel(self.kernels))
-        return self
-
-
 def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Compute ``function`` of the arguments, and compute it again in the backward pass.
 
@@ -331,14 +316,14 @@ def recompute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     during the recomputation may differ: a second derivative requires the math kernel while its
     graph is built.
     """
+    kernels = [kernel for kernel, allowed in KERNELS.items() if allowed()]
+
+    def with_kernels(*args: Any, **kwargs: Any) -> Any:
+        with sdpa_kernel(kernels):
+            return function(*args, **kwargs)
+
     options: Any = {"use_reentrant": False, "preserve_rng_state": False}
-    return checkpoint(
-        function,
-        *args,
-        context_fn=lambda: (contextlib.nullcontext(), _SameKernels()),
-        **options,
-        **kwargs,
-    )
+    return checkpoint(with_kernels, *args, **options, **kwargs)
 
 
 def checkpoint_layers(model: nn.Module, adapters: Adapters | None) -> None:

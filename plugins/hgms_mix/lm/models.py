@@ -99,24 +99,22 @@ class BaseModel:
             place=("path",),
             hint=either,
         )
-        if self.config is None:
-            require(
-                self.path is not None,
-                "missing-option",
-                "a model requires a path or a config",
-                place=("path",),
-                hint=either,
-            )
-            return
         require(
-            "model_type" in self.config,
+            self.path is not None or self.config is not None,
+            "missing-option",
+            "a model requires a path or a config",
+            place=("path",),
+            hint=either,
+        )
+        require(
+            self.config is None or "model_type" in self.config,
             "missing-option",
             "config requires a model_type",
             place=("config", "model_type"),
             hint='set it to "gpt2", "llama", "qwen2" or "gemma2", for example',
         )
         require(
-            self.tokenizer is not None,
+            self.config is None or self.tokenizer is not None,
             "missing-option",
             "a model built from config requires a tokenizer",
             place=("tokenizer",),

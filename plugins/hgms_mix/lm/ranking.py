@@ -230,20 +230,25 @@ def check_finite(
     NumericalError
         a value is infinite or not a number.
     """
-    if not torch.isfinite(values).all():
-        raise NumericalError(
-            "not-finite", f"step {step}: {what} is not finite", place=place, hint=hint
-        )
+    require(
+        torch.isfinite(values).all(),
+        "not-finite",
+        f"step {step}: {what} is not finite",
+        place=place,
+        hint=hint,
+        error=NumericalError,
+    )
 
 
 def check_positive(losses: Tensor, what: str, step: int) -> None:
     """Raise NumericalError unless all losses are greater than 0."""
-    if not (losses > 0).all():
-        raise NumericalError(
-            "out-of-range",
-            f"step {step}: {what} {losses.tolist()} must be greater than 0",
-            place=("problem", "f"),
-        )
+    require(
+        (losses > 0).all(),
+        "out-of-range",
+        f"step {step}: {what} {losses.tolist()} must be greater than 0",
+        place=("problem", "f"),
+        error=NumericalError,
+    )
 
 
 def upper_gradient(

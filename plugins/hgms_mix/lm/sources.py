@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 from attrs import field, validators
 
 from hgms.arguments import require, require_known
-from hgms_core import ConfigError, component
+from hgms_core import component
 from hgms_core.errors import Place
 from hgms_core.validators import at_least, not_empty, optional
 from hgms_mix.lm.formats import FORMATS
@@ -144,14 +144,14 @@ def check_names(names: Iterable[str], what: str = "source", place: Place = ()) -
             hint="use a shorter name: names of files include it",
         )
         folded = name.strip().casefold()
-        if folded in seen:
-            raise ConfigError(
-                "duplicate-name",
-                f"two {what}s have the names {seen[folded]!r} and {name!r}, which are equal or "
-                "differ only in case or spaces",
-                place=place,
-                hint="rename the second: names connect weights and data",
-            )
+        require(
+            folded not in seen,
+            "duplicate-name",
+            f"two {what}s have the names {seen.get(folded)!r} and {name!r}, which are equal or "
+            "differ only in case or spaces",
+            place=place,
+            hint="rename the second: names connect weights and data",
+        )
         seen[folded] = name
 
 

@@ -121,7 +121,14 @@ def token_table(
         if stored is None:
             arrays, report = _tokenise(name, source, work, written.last_only, pick, cache)
             if not len(arrays["rows"]):
-                raise _no_rows_error(source.path, place, report, max_length, too_long)
+                raise NoRowsLeft(
+                    "no-rows",
+                    f"of {report.examples} rows of {source.path}, {report.blank} have empty "
+                    f"answers, and {report.too_long} do not fit into max_length={max_length}",
+                    place=place,
+                    hint=f"increase max_length to {report.shortest} (the shortest row) or more, "
+                    'set too_long = "truncate", or add rows with answers',
+                )
             stored = arrays, attrs.asdict(report)
             save(entry, TYPES, *stored)
     table = table_of(stored[0], digest, Report(**stored[1]))
@@ -274,32 +281,6 @@ def _tokenise(
     return {name: getattr(table, name).numpy() for name in TYPES}, report
 
 
-def _no_rows_error(
-    file: str, place: Place, report: Report, max_length: int, too_long: TooLong
-) -> NoRowsLeft:
-    if report.blank == report.examples:
-        return NoRowsLeft(
-            "no-rows",
-            f"all {report.examples} rows of {file} have empty answers",
-            place=place,
-            hint="replace the file",
-        )
-    cut = too_long == "truncate"
-    so = "no answer within" if cut else "more than"
-    also = f", and {report.blank} have empty answers" if report.blank else ""
-    cure = (
-        f"increase max_length to {report.shortest} (the shortest row) or more; all rows fit into "
-        f"{report.longest}"
-    )
-    return NoRowsLeft(
-        "no-rows",
-        f"{report.too_long} of {report.examples} rows of {file} have {so} "
-        f"max_length={max_length} tokens{also}, so no row remains",
-        place=place,
-        hint=cure if cut else f'{cure}\nor set too_long = "truncate"',
-    )
-
-
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the sha256 of all settings that determine the tokens of a text."""
     named = [tokenizer.bos_token_id, tokenizer.eos_token_id, sorted(tokenizer.all_special_tokens)]
@@ -331,7 +312,17 @@ def encode(
     if not _separable(tokenizer):
         return _encode_whole(rows, tokenizer, template)
     texts = list(dict.fromkeys(text for row in rows for text, _ in row if isinstance(text, str)))
-    known = dict(zip(texts, _ids(texts, tokenizer, template), strict=True))
+    ids = []
+    if texts:
+        ids = tokenizer(
+            texts,
+            add_special_tokens=False,
+            split_special_tokens=not template.specials,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+    known = dict(zip(texts, ids, strict=True))
     encoded = []
     for row in rows:
         parts = [(known[text] if isinstance(text, str) else [text], learn) for text, learn in row]
@@ -342,21 +333,6 @@ def encode(
             )
         )
     return encoded
-
-
-def _ids(
-    texts: list[str], tokenizer: PreTrainedTokenizerBase, template: Template
-) -> list[list[int]]:
-    if not texts:
-        return []
-    return tokenizer(
-        texts,
-        add_special_tokens=False,
-        split_special_tokens=not template.specials,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )["input_ids"]
 
 
 def _separable(tokenizer: PreTrainedTokenizerBase) -> bool:

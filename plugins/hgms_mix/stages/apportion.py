@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from hgms.arguments import require
-from hgms_core import ConfigError
 
 
 def apportion(
@@ -58,14 +57,14 @@ def apportion(
     )
     counts = dict.fromkeys(weights, 0)
     available = sum(capacity[name] for name in shares)
-    if available < size:
-        rows = ", ".join(f"{name} {capacity[name]}" for name in shares)
-        raise ConfigError(
-            "too-few-rows",
-            f"size={size} exceeds the {available} rows of the sources with a weight ({rows})",
-            place=("sample", "size"),
-            hint=f"decrease size to {available} or less, or add rows",
-        )
+    require(
+        size <= available,
+        "too-few-rows",
+        f"size={size} exceeds the {available} rows of the sources with a weight "
+        f"({', '.join(f'{name} {capacity[name]}' for name in shares)})",
+        place=("sample", "size"),
+        hint=f"decrease size to {available} or less, or add rows",
+    )
     left = size
     open_shares = dict(shares)
     while full := [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,36 +67,26 @@ def mix() -> None:
     """
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        json_option,
-        plugin_option,
-        track_option,
-        trust_option,
-        click.option(
-            "--device",
-            metavar="NAME",
-            help="cpu, cuda or cuda:N. The same as --set run.device=NAME.",
-        ),
-        click.option("--out", metavar="FOLDER", help="The folder for mix folders."),
-        click.option("--scale", metavar="NAME", help="A scale of CONFIG, if it is a grid."),
-        click.option("--method", metavar="LABEL", help="A method of CONFIG, if it is a grid."),
-        click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file."),
-        click.option(
-            "--set",
-            "sets",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Replace a value of the file. Repeatable.",
-        ),
-        click.argument("config", type=FILE),
-    ):
-        command = option(command)
-    return command
-
-
 def _stage(name: str, upto: str, text: str) -> None:
-    @_options
+    @click.argument("config", type=FILE)
+    @click.option(
+        "--set",
+        "sets",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Replace a value of the file. Repeatable.",
+    )
+    @click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file.")
+    @click.option("--method", metavar="LABEL", help="A method of CONFIG, if it is a grid.")
+    @click.option("--scale", metavar="NAME", help="A scale of CONFIG, if it is a grid.")
+    @click.option("--out", metavar="FOLDER", help="The folder for mix folders.")
+    @click.option(
+        "--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."
+    )
+    @trust_option
+    @track_option
+    @plugin_option
+    @json_option
     def stage(
         config: Path, sets: Sequence[str], track: Sequence[str], as_json: bool, **choices: Any
     ) -> None:

@@ -6,7 +6,6 @@ The selection follows the learned weights, or the top of a ranking.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -148,11 +147,8 @@ def list_rows(
 
 def compress(rows: Iterable[Mapping[str, Any]]) -> bytes:
     """Return compressed JSON lines; the same rows give the same bytes (no time stamp)."""
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, filename="") as stream:
-        for row in rows:
-            stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-    return buffer.getvalue()
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    return gzip.compress("".join(lines).encode(), mtime=0)
 
 
 def short_sources(weights: Mapping[str, float], counts: Mapping[str, int], size: int) -> list[str]:

@@ -10,7 +10,7 @@ from attrs import field
 from torch import Tensor
 
 from hgms.arguments import require
-from hgms_core import ConfigError, Key, component
+from hgms_core import Key, component
 from hgms_core.components import evolve
 from hgms_core.validators import at_least, greater_than, not_empty, not_negative, optional, positive
 from hgms_mix.lm import BaseModel, Lora, highest
@@ -69,15 +69,15 @@ class Sample:
         names = sorted(scores)
         flat = torch.cat([scores[name].double().cpu() for name in names])
         ranked = (~flat.isnan()).nonzero().flatten()
-        if len(ranked) < self.size:
-            pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
-            raise ConfigError(
-                "too-few-rows",
-                f"size={self.size} exceeds the {len(ranked)} rows that the method ranked ({pool})",
-                place=("sample", "size"),
-                hint="increase task.cache (rows per source that are kept for reweighting), "
-                f"or decrease size to {len(ranked)} or less",
-            )
+        pool = ", ".join(f"{name} {int((~scores[name].isnan()).sum())}" for name in names)
+        require(
+            self.size <= len(ranked),
+            "too-few-rows",
+            f"size={self.size} exceeds the {len(ranked)} rows that the method ranked ({pool})",
+            place=("sample", "size"),
+            hint="increase task.cache (rows per source that are kept for reweighting), or decrease "
+            f"size to {len(ranked)} or less",
+        )
         taken = torch.zeros(len(flat), dtype=torch.bool)
         taken[ranked[highest(flat[ranked], self.size)]] = True
         parts = taken.split([len(scores[name]) for name in names])

@@ -18,6 +18,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.arguments import require
 from hgms.runs import Interrupted, Interrupts
 from hgms.store import DiskError, Folder
 from hgms.torch_errors import is_failed_write
@@ -75,7 +76,7 @@ def train(
     kind = "model" if adapter is None else "adapter"
     with (
         borrow_generators(number),
-        _failures(settings, work.path),
+        _failures(work.path),
         without_peft_warnings(),
         Interrupts() as interrupts,
     ):
@@ -101,7 +102,7 @@ def train(
     if step < steps:
         why = f"interrupted after {step} of {steps} optimiser steps; they are saved in {work.path}"
         raise Interrupted(why, interrupts.number or signal.SIGINT)
-    with _failures(settings, work.path):
+    with _failures(work.path):
         _save(trained, work.path / TUNED, kind)
     lines = (work.path / LOSSES).read_bytes().splitlines()
     losses = [json.loads(line)["loss"] for line in lines]
@@ -210,14 +211,15 @@ class TrainingProgress:
 
     def append(self, row: Mapping[str, Any], steps: int) -> None:
         """Append the loss of an optimiser step."""
-        if not math.isfinite(row["loss"]):
-            raise NumericalError(
-                "not-finite",
-                f"the loss of fine-tuning step {row['step']} is {row['loss']}; earlier checkpoints "
-                "are saved",
-                place=("finetune", "lr"),
-                hint="decrease lr, or set clip = 1.0",
-            )
+        require(
+            math.isfinite(row["loss"]),
+            "not-finite",
+            f"the loss of fine-tuning step {row['step']} is {row['loss']}; earlier checkpoints are "
+            "saved",
+            place=("finetune", "lr"),
+            hint="decrease lr, or set clip = 1.0",
+            error=NumericalError,
+        )
         self.work.append({LOSSES: json.dumps(row).encode() + b"\n"})
         self.watch(row["step"], steps, row["loss"])
 
@@ -307,7 +309,7 @@ def without_peft_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
+def _failures(folder: Path) -> Iterator[None]:
     """Convert exhausted memory and each library's write errors to errors with instructions."""
     from safetensors import SafetensorError
 
@@ -316,20 +318,12 @@ def _failures(settings: Finetune, folder: Path) -> Iterator[None]:
     except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
         why = first_line(error)
         if out_of_memory(error):
-            place = ("task", "max_length")
-            fewer = "decrease task.max_length"
-            if settings.micro_batch > 1:
-                now = settings.micro_batch
-                place = ("finetune", "micro_batch")
-                fewer = (
-                    f"decrease micro_batch (now {now}) and increase accumulation by the same factor"
-                )
-            more = "" if settings.checkpointing else ", or set finetune.checkpointing = true"
             raise OutOfMemory(
                 "out-of-memory",
                 f"fine-tuning ran out of memory: {why}",
-                place=place,
-                hint=fewer + more,
+                place=("finetune",),
+                hint="set checkpointing = true, decrease micro_batch and increase accumulation by "
+                "the same factor, or decrease task.max_length",
             ) from error
         # Libraries also raise OSErrors without a number; these are not failed system calls.
         writing = (

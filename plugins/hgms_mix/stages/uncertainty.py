@@ -14,7 +14,7 @@ from torch import Tensor
 from hgms.results import Interval
 from hgms.runs import RunConfig, RunFolder
 from hgms.store import Folder
-from hgms.uncertainty import Uncertainty, alignments, cost, in_words, over_rows, over_seeds
+from hgms.uncertainty import Uncertainty, alignments, in_words, over_rows, over_seeds
 from hgms_core import ConfigError, Key, Sources, norm
 from hgms_core.capabilities import HasPlaceholder, find
 from hgms_core.errors import CheckpointError, OutOfMemory
@@ -44,8 +44,6 @@ def estimate(work: Folder, *, learned: Learned, uncertainty: Resampling, log: Lo
     if not learns(learned.config):
         log(f"  nothing to measure: {method} learns no weights")
         return {"skipped": f"the method {method!r} learns no weights"}
-    sizes = uncertainty.validation_blocks, uncertainty.source_blocks, uncertainty.rows
-    log(f"  {cost(len(learned.weights), len(set(uncertainty.at)), *sizes)}")
     try:
         return measure(learned, uncertainty)
     except ConfigError as error:

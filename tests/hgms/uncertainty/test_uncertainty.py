@@ -13,7 +13,7 @@ from scipy import stats
 from support.helpers import F64, normal, rejects
 from support.source_problems import convex_sources, network_sources
 
-from hgms.uncertainty import alignments, centre, clr, cost, holm, over_rows, over_seeds, with_pivot
+from hgms.uncertainty import alignments, centre, clr, holm, over_rows, over_seeds, with_pivot
 from hgms.uncertainty.alignment import fold
 from hgms.uncertainty.seeds import hotelling
 from hgms_core import ConfigError, Key, Problem, Sources
@@ -202,4 +202,3 @@ def test_a_problem_without_sources_or_rows_is_refused() -> None:
         alignments(few.without(Sources), [few.x0], Key(0))
     with rejects("too-few-rows", "sources", "a", of=ConfigError):
         alignments(few, [few.x0], Key(0))
-    assert cost(3, 2, 24, 8, 4) == "96 gradients of up to 4 rows"

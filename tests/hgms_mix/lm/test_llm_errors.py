@@ -92,7 +92,7 @@ REFUSED: list[tuple[str, tuple[str | int, ...], Call]] = [
             ("rows", {"rows": 21}),
             ("rows", {"rows": 10, "skip": 11}),
             ("skip", {"skip": 20}),
-            ("skip", {"skip": 30, "rows": 2}),
+            ("rows", {"skip": 30, "rows": 2}),
         )
     ),
     # rows of no known format

@@ -159,7 +159,7 @@ def test_advice_for_rows_of_no_known_format_never_renames_a_column_to_itself(
     tmp_path: Path,
 ) -> None:
     for row, hint in (
-        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, 'fields = { prompt = '),
+        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, "fields = { prompt = "),
         ({"text": "A document."}, 'format = "text"'),
         ({"question": "Q", "solution": "A"}, "fields = { "),
     ):

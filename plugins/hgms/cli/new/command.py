@@ -176,22 +176,22 @@ def check_name(name: str, kind: Kind) -> None:
             "one",
         )
     module = f"hgms_{name.replace('-', '_')}"
-    if importlib.util.find_spec(module) is not None:
-        raise ConfigError(
-            "name-taken",
-            f"the name {name!r} requires the module name {module}, and a module of that name "
-            "can already be imported",
-            place=("NAME",),
-            hint="choose another name",
-        )
+    require(
+        importlib.util.find_spec(module) is None,
+        "name-taken",
+        f"the name {name!r} requires the module name {module}, and a module of that name can "
+        "already be imported",
+        place=("NAME",),
+        hint="choose another name",
+    )
 
 
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the folder exists and is not empty."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(
-            "file-exists",
-            "the path already exists",
-            place=(str(folder),),
-            hint="choose another name or another folder (--into), or remove it",
-        )
+    require(
+        not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+        "file-exists",
+        "the path already exists",
+        place=(str(folder),),
+        hint="choose another name or another folder (--into), or remove it",
+    )

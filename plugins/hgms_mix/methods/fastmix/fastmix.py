@@ -11,6 +11,7 @@ from attrs import field
 from torch import Tensor
 
 import hgms_mix.lm
+from hgms.arguments import require
 from hgms.config import lowering
 from hgms.optim.adam import adam, corrections
 from hgms.rows import mixture_slope
@@ -197,13 +198,13 @@ class FastMix(hgms_mix.lm.PhasedMethod):
     def _compared_leaves(self, x: Tree) -> list[int]:
         """Return the positions of the leaves that the products use."""
         places = [place for place, name in enumerate(x) if re.search(self.leaves, name)]
-        if not places:
-            known = ", ".join(list(x)[:8]) + (", …" if len(x) > 8 else "")
-            raise ConfigError(
-                "unknown-leaves",
-                f"leaves={self.leaves!r} matches no lower variable (available: {known})",
-                place=("method", "leaves"),
-                hint="remove it to compare all variables: an adapter on a frozen model does not "
-                "train the output layer",
-            )
+        require(
+            places,
+            "unknown-leaves",
+            f"leaves={self.leaves!r} matches no lower variable (available: "
+            f"{', '.join(list(x)[:8])}{', …' if len(x) > 8 else ''})",
+            place=("method", "leaves"),
+            hint="remove it to compare all variables: an adapter on a frozen model does not train "
+            "the output layer",
+        )
         return places

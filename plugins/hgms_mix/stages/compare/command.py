@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hgms.cli import json_option, plugin_option, print_json, trust_option
+from hgms.cli import json_option, plugin_option, print_json, trust_option, words
 from hgms.comparison import seeds_option
 from hgms.executors import Local, executor_options, stated_executor
 
@@ -18,6 +18,8 @@ from hgms.executors import Local, executor_options, stated_executor
 @click.option(
     "--methods",
     "--method",
+    multiple=True,
+    callback=words,
     metavar="NAME[,NAME]",
     help="Labels of the grid's methods. Default: all.",
 )
@@ -51,7 +53,7 @@ from hgms.executors import Local, executor_options, stated_executor
 def compare(
     ctx: click.Context,
     grid: Path,
-    methods: str | None,
+    methods: Sequence[str],
     seeds: int | list[int] | None,
     reference: str | None,
     out: str | None,
@@ -74,12 +76,9 @@ def compare(
     """
     from hgms_mix.stages.compare.mixes import Contest, run_contest
 
-    labels = (
-        None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
-    )
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     contest = Contest.of(
-        grid, labels, seeds, reference, out=out, scale=scale, sets=sets, registry=registry
+        grid, methods, seeds, reference, out=out, scale=scale, sets=sets, registry=registry
     )
     outcome = run_contest(contest, where or Local(jobs=jobs, fresh=True), bars=not as_json)
     if as_json:

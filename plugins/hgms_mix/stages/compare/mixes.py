@@ -54,7 +54,7 @@ class Contest:
     def of(
         cls,
         grid: Path,
-        labels: Sequence[str] | None = None,
+        labels: Sequence[str] = (),
         seeds: int | Sequence[int] | None = None,
         reference: str | None = None,
         *,
@@ -87,9 +87,7 @@ class Contest:
         table |= {key: value for key, value in own.items() if value is not None}
         table.pop("baselines", None)
         registry = registry or Registry.load()
-        runs = hgms.comparison.load(
-            table, source=grid.name, methods=labels or (), registry=registry
-        )
+        runs = hgms.comparison.load(table, source=grid.name, methods=labels, registry=registry)
         require(
             len(runs.tasks) <= 1,
             "wrong-length",
