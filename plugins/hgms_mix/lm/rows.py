@@ -71,14 +71,6 @@ class Index:
         return len(self.rows)
 
 
-def key_of(prompt: str) -> int:
-    """Return a 64-bit digest of a normalised prompt.
-
-    Among n prompts, two different prompts have equal digests with probability n²/2⁶⁵.
-    """
-    return short_number(prompt.encode("utf-8", "surrogatepass"))
-
-
 def answers_of(example: Example) -> list[Example]:
     """Return one row per learned answer of a conversation.
 
@@ -199,7 +191,7 @@ def _scan_rows(
         except BadRow as error:
             bad.append(f"{place}: {error}")
         else:
-            read += [(one.row, key_of(one.key), one.blank) for one in examples]
+            read += [(one.row, short_number(one.key.encode()), one.blank) for one in examples]
     columns = list(zip(*read, strict=True)) or [()] * 3
     arrays = {
         name: np.array(column, dtype)

@@ -356,13 +356,12 @@ def borrow_generators(seed: int) -> Iterator[None]:
     >>> torch.get_rng_state().equal(before)
     True
     """
+    from transformers import set_seed
 
     python = random.getstate()
     arrays = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng():
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        torch.manual_seed(seed)
+        set_seed(seed)
         try:
             yield
         finally:

@@ -73,18 +73,9 @@ def sentences(findings: Findings) -> Iterator[str]:
         )
     yield verdict(findings.recommendation.against_prior, prior)
     best = findings.recommendation.against_best
-    if best.high < 0:
-        yield f"recommended − best tried: {spell(best)}: better than the best that was tried"
-    elif best.low > 0:
-        yield (
-            f"recommended − best tried: {spell(best)}: worse than the best that was tried, "
-            "which is less well known"
-        )
-    elif best.low < best.high:
-        yield (
-            f"recommended − best tried: {spell(best)}: as good as the best that was tried, as "
-            "far as can be told"
-        )
+    if best.low < best.high:
+        conclusion = "better than" if best.high < 0 else "cannot be distinguished from"
+        yield f"recommended − best tried: {spell(best)}: {conclusion} the best that was tried"
     surface = findings.surface
     if surface.noise is None:
         yield (
@@ -112,11 +103,8 @@ def verdict(gap: Gap, prior: str) -> str:
     >>> verdict(Gap(value=-0.2, low=-0.3, high=-0.1, below=1.0), "uniform")
     'recommended − uniform: -0.200 [-0.300, -0.100]: better than uniform'
     """
-    if gap.high < 0:
-        conclusion = f"better than {prior}"
-    elif gap.low > 0:
-        conclusion = f"worse than {prior}: keep {prior}"
-    else:
+    conclusion = f"better than {prior}"
+    if gap.high >= 0:  # the recommended mixture minimises the surface, so it is never worse
         conclusion = f"cannot be distinguished from {prior}; there is no reason to leave it"
     return f"recommended − {prior}: {spell(gap)}: {conclusion}"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from hgms.store import short_number
 from hgms_mix.lm.examples import Example
 from hgms_mix.lm.formats import Message
 from hgms_mix.lm.overlaps import overlap_warning
-from hgms_mix.lm.rows import Index, key_of
+from hgms_mix.lm.rows import Index
 from hgms_mix.lm.table import Report
 
 
@@ -17,7 +18,7 @@ def examples(*prompts: str) -> Index:
         Example((Message("user", prompt), Message("assistant", "a")), row)
         for row, prompt in enumerate(prompts)
     ]
-    keys = np.array([key_of(row.key) for row in rows])
+    keys = np.array([short_number(row.key.encode()) for row in rows])
     return Index(np.arange(len(rows)), keys, Report())
 
 
