@@ -3,8 +3,7 @@
 Few points keep pages with many curves small.
 
 A run is a step function: it keeps its last reported value until the next report, and after its end.
-At every kept point the mean and the band are exact. Thinning only selects the points. It keeps both
-ends, and the lowest and the highest point of each bucket, so that no peak is lost.
+At every kept point the mean and the band are exact. Thinning only selects the points.
 """
 
 from __future__ import annotations

@@ -72,9 +72,10 @@ def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np
 def span(curves: Mapping[str, Curve], *, share: bool = False) -> tuple[float, float] | None:
     """Return the ends of the y axis; None without finite values.
 
-    They cover the means after a twentieth of the x axis, with a margin for bands. So the values of
-    the first second, and the wide band of two seeds, do not determine the axis. It does not go
-    below zero if no mean does, and ends at 100 for a share in percent.
+    They cover the means after a twentieth of the x axis, and their starts unless these are far
+    away, with a margin for bands. So the values of the first second, and the wide band of two
+    seeds, do not determine the axis. It does not go below zero if no mean does, and ends at 100
+    for a share in percent.
     """
     settled = 0.05 * max(float(curve.x[-1]) for curve in curves.values())
     late = [curve.y[curve.x >= min(settled, curve.x[-1])] for curve in curves.values()]
@@ -82,6 +83,8 @@ def span(curves: Mapping[str, Curve], *, share: bool = False) -> tuple[float, fl
     means = means[np.isfinite(means)]
     if not means.size:
         return None
+    first = np.array([curve.y[0] for curve in curves.values()])
+    means = np.concatenate([means, first[np.abs(first) <= 5 * np.abs(means).max()]])
     low = float(means.min())
     high = float(means.max())
     margin = 0.2 * ((high - low) or abs(high) or 1.0)

@@ -167,6 +167,7 @@ class MixtureCallback(TrainerCallback):
         self.records: list[dict[str, Any]] = []
         self._trainer: Any = None
         self._loaded = False
+        self.theta: Tensor
         self._reset()
 
     @property

@@ -147,7 +147,7 @@ def _named_template(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
                 pieces += [*head, (message.text, message.learned), (end, message.learned)]
                 pieces += [("\n", False)] if name == "chatml" else []
             else:
-                before = {earlier.role for earlier in messages[:number]}
+                before: set[str] = {earlier.role for earlier in messages[:number]}
                 pieces += [(part, False) for part in prompt_of(message, before)]
         return pieces
 

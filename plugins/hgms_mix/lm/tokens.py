@@ -11,6 +11,7 @@ once, and a token belongs to the piece of its last character.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from hgms_mix.lm.formats import Format, Message
 from hgms_mix.lm.parts import compute_parts
 from hgms_mix.lm.rows import Record, index_of, meter, numbered_example, records_at
 from hgms_mix.lm.sources import Source
-from hgms_mix.lm.store import load, lock, save
+from hgms_mix.lm.store import load, lock, save, warn
 from hgms_mix.lm.table import TYPES, Report, TokenTable, table_of
 from hgms_mix.lm.templates import Piece, Template, template_for
 
@@ -44,6 +45,8 @@ VERSION = 5
 It is raised when the conversion changes, so that old cache entries are not used.
 """
 
+PROBED_LENGTHS = 256
+"""Rows whose lengths are checked before all rows are tokenised."""
 TooLong = Literal["drop", "truncate"]
 
 
@@ -262,10 +265,14 @@ def _tokenise(
     wanted = index.rows if pick is None else pick.numpy()
     numbers = np.unique(wanted)
     form, records = records_at((name,), source, numbers, split=split)
+    work = functools.partial(work, form=form)
+    first = list(itertools.islice(records, PROBED_LENGTHS))
+    records = itertools.chain(first, records)
+    # Warn before minutes are spent on the other rows.
+    if len(numbers) > PROBED_LENGTHS and work(first)[1]["too_long"] == PROBED_LENGTHS:
+        warn(f"the first {PROBED_LENGTHS} rows of {name!r} do not fit: increase task.max_length")
     with meter(f"tokenising {name}", " rows", len(numbers)) as bar:
-        leaves, parts = compute_parts(
-            records, functools.partial(work, form=form), TYPES, bar.update
-        )
+        leaves, parts = compute_parts(records, work, TYPES, bar.update)
     report = attrs.evolve(
         index.report,
         looked=len(numbers),

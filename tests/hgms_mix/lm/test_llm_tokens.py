@@ -12,6 +12,7 @@ from support.helpers import rejects
 from support.source_files import source_of
 from support.token_tables import rows_of, table_of
 
+import hgms_mix.lm.tokens
 from hgms_core.errors import DataError
 from hgms_mix.lm.table import TokenTable
 
@@ -73,6 +74,20 @@ def test_no_row_is_ever_without_an_answer_or_too_long(
         )
         for question, answer in (rows[number] for number in kept)
     ]
+
+
+def test_first_rows_that_are_all_too_long_are_warned_of_before_the_others_become_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hgms_mix.lm.tokens, "PROBED_LENGTHS", 3)
+    monkeypatch.setattr(hgms_mix.lm.tokens, "compute_parts", lambda *arguments, **options: 1 / 0)
+    hgms_mix.lm.tokens.warn.cache_clear()
+    rows = [("Q" * 30, str(number)) for number in range(4)]
+    for number, short in enumerate(([("Q", "A")], [])):  # one short row among the first ones
+        source = source_of(tmp_path / f"{number}.jsonl", rows[:1] + short + rows)
+        with pytest.raises(ZeroDivisionError):
+            table_of(source, max_length=20)
+        assert ("the first 3 rows" in caplog.text) == (not short)
 
 
 @st.composite
