@@ -130,13 +130,8 @@ def terminal_width() -> int:
     return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
 
 
-def wrap_paragraph(text: str, columns: int, first: int = 0, further: int = 4) -> str:
-    """Wrap a paragraph at its spaces; its lines are indented by ``first`` and ``further``."""
+def wrap_paragraph(text: str, columns: int) -> str:
+    """Wrap a paragraph at its spaces, and indent all lines except the first."""
     return textwrap.fill(
-        text,
-        columns,
-        initial_indent=" " * first,
-        subsequent_indent=" " * further,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )

@@ -31,7 +31,6 @@ from hgms.results import (
     table,
 )
 from hgms.runs import UNCOMPARED
-from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 
 _MIXTURE = 150  # points of a small picture
@@ -63,14 +62,13 @@ def build(
     """
     folders = [Path(folder) for folder in folders]
     runs, skipped = scan(folders)
-    if not runs:
-        plural = "s" * (len(skipped) != 1)
-        lines = [f"{folder.path}: {folder.reason}" for folder in skipped[:20]]
-        raise ConfigError(
-            "no-runs",
-            "\n".join([f"no run is finished; {len(skipped)} folder{plural} skipped", *lines]),
-            place=(", ".join(map(str, folders)),),
-        )
+    lines = [f"{folder.path}: {folder.reason}" for folder in skipped[:20]]
+    require(
+        runs,
+        "no-runs",
+        "\n".join([f"no run is finished; skipped folders: {len(skipped)}", *lines]),
+        place=(", ".join(map(str, folders)),),
+    )
     known = dict.fromkeys(name for run in runs for name in [*run.higher_is_better, *run.metrics])
     for metric in metrics:
         require_known("metric", metric, known, ("metrics",))

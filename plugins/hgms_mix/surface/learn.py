@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from hgms.arguments import require
-from hgms_core import ConfigError, Key
+from hgms_core import Key
 from hgms_mix.surface.outliers import find_diverged
 from hgms_mix.surface.process import Surface, fit
 from hgms_mix.surface.recommend import Gap, Recommendation, gap, recommend
@@ -133,19 +133,15 @@ def learn(
         wrong[~wrong] = find_diverged(kept.mixtures, weighted_losses(kept, targets))
     every, runs, aside = runs, runs.only(~wrong), runs.only(wrong)
     tried = np.unique(runs.mixtures.round(6), axis=0)
-    if len(tried) < sources + 2:
-        lost = (
-            f", without {len(aside.names)} runs whose losses are not finite or far too high"
-            if aside.names
-            else ""
-        )
-        raise ConfigError(
-            "too-few-rows",
-            f"a surface over {sources} sources requires at least {sources + 2} different mixtures, "
-            f"but there are {len(tried)}{lost}",
-            place=("runs", "mixtures"),
-            hint=f"run more mixtures{', with a lower learning rate' if aside.names else ''}",
-        )
+    require(
+        len(tried) >= sources + 2,
+        "too-few-rows",
+        f"a surface over {sources} sources requires at least {sources + 2} different mixtures, "
+        f"but there are {len(tried)}, without {len(aside.names)} runs whose losses are not finite "
+        "or far too high",
+        place=("runs", "mixtures"),
+        hint="run more mixtures, or decrease the learning rate",
+    )
     counts: Mapping[str, int | None] = {
         name: None if rows is None else rows[name] for name in runs.sources
     }

@@ -49,7 +49,7 @@ def test_pictures_of_curves_and_mixtures(comparison: Path, tmp_path: Path) -> No
         (["runs", "--metric", "val"], "(metrics)\n  did you mean 'value'?"),
         (["runs", "--out", "report.docx"], "(report.docx)"),
         (["damaged"], "(summary.json)"),
-        (["empty"], "0 folders skipped ("),
+        (["empty"], "skipped folders: 0 ("),
         (["nowhere"], "(nowhere)"),
     ],
 )
