@@ -209,7 +209,7 @@ def _read(
                 place=("steps.jsonl",),
                 error=CheckpointError,
             )
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             skipped.append(Skipped.of(run.path, error))
             continue
         # the row before the first step used no calls

@@ -56,11 +56,9 @@ class Skipped:
     place: tuple[str | int, ...] = ()
 
     @classmethod
-    def of(cls, path: Path, error: HgmsError | OSError) -> Skipped:
+    def of(cls, path: Path, error: HgmsError) -> Skipped:
         """Return the folder with the code, the first line and the place of an error."""
-        if isinstance(error, HgmsError):
-            return cls(path, error.code, error.lines()[0], error.place)
-        return cls(path, "unreadable-file", str(error))
+        return cls(path, error.code, error.lines()[0], error.place)
 
 
 def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], list[Skipped]]:

@@ -22,7 +22,6 @@ from attrs import field, frozen
 
 from hgms.config.budget import as_budget
 from hgms.config.tables import difference, flatten, group_values
-from hgms.results.columns import read_columns
 from hgms.runs import Execution, RunFolder
 from hgms.store import ROWS, open_file
 from hgms_core.errors import CheckpointError
@@ -194,19 +193,6 @@ class StoredRun:
             return RunFolder(self.path).records()
 
     @functools.cached_property
-    def _are_rows_checked(self) -> bool:
-        """True if the rows and times are as recorded in the manifest.
-
-        Raises
-        ------
-        CheckpointError
-            The files were changed after the run.
-        """
-        with relative(self.path):
-            RunFolder(self.path).check_rows()
-        return True
-
-    @functools.cached_property
     def fields(self) -> tuple[str, ...]:
         """The fields of the first rows in order: the run's columns.
 
@@ -235,18 +221,9 @@ class StoredRun:
         CheckpointError
             a line other than the last is not valid JSON, or the file was changed.
         """
-        _ = self._are_rows_checked
-        wanted = tuple(dict.fromkeys(name for name in ("step", *names) if name != "seconds"))
-        columns = read_columns(self.path / "steps.jsonl", wanted)
-        if "seconds" in names:
-            steps, seconds = read_columns(self.path / "timings.jsonl", ("step", "seconds")).values()
-            if not np.array_equal(steps, columns["step"]):
-                at = dict(zip(steps.tolist(), seconds.tolist(), strict=True))
-                seconds = np.array(
-                    [at.get(step, np.nan) for step in columns["step"].tolist()], dtype=seconds.dtype
-                )
-            columns["seconds"] = seconds
-        return {name: columns[name] for name in dict.fromkeys(("step", *names))}
+        rows = self.records()
+        wanted = dict.fromkeys(("step", *names))
+        return {name: _array([row.get(name) for row in rows]) for name in wanted}
 
 
 def short_names(
@@ -280,3 +257,16 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+def _array(column: Sequence[Any]) -> np.ndarray:
+    if any(isinstance(value, str) for value in column):
+        return np.array(
+            [value if isinstance(value, str) else None for value in column], dtype=object
+        )
+    most = sys.float_info.max  # an integer may have hundreds of digits
+    numbers = [
+        float(value) if isinstance(value, int | float) and -most <= value <= most else math.nan
+        for value in column
+    ]
+    return np.array(numbers)

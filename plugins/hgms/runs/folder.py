@@ -346,11 +346,6 @@ class RunFolder:
         took = {row["step"]: row.get("diagnosis_seconds") for row in self._rows(TIMINGS)}
         return [{**row, "seconds": took.get(row["step"])} for row in self._rows(DIAGNOSIS)]
 
-    def check_rows(self) -> None:
-        """Raise CheckpointError if rows or times differ from their record."""
-        for name in (STEPS, TIMINGS):
-            self.artifact.read_log(name)
-
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Return the complete lines of a log, after a check of its recorded part."""
         return step_rows(self.artifact.read_log(name), self.path / name)

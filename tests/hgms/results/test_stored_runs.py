@@ -17,7 +17,6 @@ from support.run_folders import CONFIG, write_run
 
 from hgms.config.control_characters import printable
 from hgms.results import read_run, scan, short_names
-from hgms.results.folders import Skipped
 from hgms_core.errors import CheckpointError, ConfigError
 
 C, S, E = "config.toml", "summary.json", "env.json"
@@ -73,7 +72,6 @@ def test_what_cannot_be_read_as_a_folder_is_named(tmp_path: Path) -> None:
             read_run(tmp_path / name)
     with rejects("not-a-folder", str(tmp_path / "notes"), of=ConfigError):
         scan(tmp_path / "notes")
-    assert Skipped.of(tmp_path, PermissionError(13, "denied")).code == "unreadable-file"
 
 
 def test_names_tell_equal_labels_apart() -> None:
