@@ -9,16 +9,7 @@ from hgms.diagnosis.capture import pipeline_of
 from hgms.diagnosis.float64 import in_double
 from hgms.diagnosis.measure import Diagnosing
 from hgms.diagnosis.spectrum import spectrum
-from hgms.diagnosis.words import (
-    ALIKE,
-    BIASED,
-    SIGMAS,
-    Diagnosis,
-    missing_measures,
-    number,
-    power,
-    warnings,
-)
+from hgms.diagnosis.words import ALIKE, BIASED, SIGMAS, Diagnosis, number, power
 
 __all__ = [
     "ALIKE",
@@ -27,10 +18,8 @@ __all__ = [
     "Diagnosing",
     "Diagnosis",
     "in_double",
-    "missing_measures",
     "number",
     "pipeline_of",
     "power",
     "spectrum",
-    "warnings",
 ]

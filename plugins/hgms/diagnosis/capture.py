@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from attrs import define
 
-from hgms.plugins import inside
+from hgms.facts import innermost
 from hgms_core import (
     Branch,
     Candidates,
@@ -88,30 +88,15 @@ class _Part:
 
 def pipeline_of(method: Any) -> Pipeline | None:
     """Return the pipeline inside a method's wrappers; ``None`` if there is no pipeline."""
-    while not isinstance(method, Pipeline):
-        field = _field(method)
-        if field is None:
-            return None
-        method = getattr(method, field)
-    return method
-
-
-def _field(method: Any) -> str | None:
-    """Return the field of a wrapper that contains the inner method."""
-    if not attrs.has(type(method)):
-        return None
-    return inside(type(method)) or (
-        "method" if "method" in attrs.fields_dict(type(method)) else None
-    )
+    inner = innermost(method)
+    return inner if isinstance(inner, Pipeline) else None
 
 
 def evolve_pipeline(method: Any, change: Callable[[Pipeline], Pipeline]) -> Any:
     """Return the method with the changed pipeline in the same wrappers."""
     if isinstance(method, Pipeline):
         return change(method)
-    field = _field(method)
-    assert field is not None, "only called where there is a pipeline inside"
-    return attrs.evolve(method, **{field: evolve_pipeline(getattr(method, field), change)})
+    return attrs.evolve(method, method=evolve_pipeline(method.method, change))
 
 
 def capture(method: Method, problem: Problem, state: State, progress: float) -> Seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -48,11 +48,45 @@ class Diagnosis:
 
     @property
     def warnings(self) -> list[str]:
-        return warnings(self.rows)
+        """A sentence for each problem in some of the rows, with its frequency and size."""
+        sentences = []
+        learned = [row for row in self.rows if row.get("hypergradient_norm") != 0]
+        if self.rows and not learned:
+            return ["the hypergradient is zero in every diagnosed step: nothing is learned"]
+        for sign in SIGNS:
+            known = [value for row in learned if not math.isnan(value := number(row, sign.key))]
+            if bad := [value for value in known if sign.wrong(value)]:
+                share = f"in {len(bad)} of {len(known)} diagnosed steps"
+                sentences.append(sign.text(share, statistics.median(bad)))
+        if any(row.get("of") == "result" for row in self.rows):
+            sentences.append(
+                "this method is no pipeline: its hypergradient, candidates and gain cannot be "
+                "looked at, only (θ, x) of its result"
+            )
+        return sentences
 
     @property
     def missing_measures(self) -> list[str]:
-        return missing_measures(self.rows)
+        """A phrase for each measure that some row lacks, with the last reason.
+
+        Examples
+        --------
+        >>> Diagnosis(
+        ...     [
+        ...         {"step": 1, "skipped": {"double": "no task makes the problem in it"}},
+        ...         {"step": 2, "skipped": {}},
+        ...     ]
+        ... ).missing_measures
+        ['double precision, in 1 of 2 diagnosed steps: no task makes the problem in it']
+        """
+        reasons = group_values(
+            item for row in self.rows for item in (row.get("skipped") or {}).items()
+        )
+        return [
+            f"{MEASURES.get(key, key)}, in {len(why)} of {len(self.rows)} diagnosed steps: "
+            f"{why[-1]}"
+            for key, why in reasons.items()
+        ]
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the rows as a pandas data frame, one row per diagnosed step.
@@ -166,26 +200,6 @@ SIGNS = (
 """The signs to check, in the order of the warnings."""
 
 
-def warnings(rows: Sequence[Row]) -> list[str]:
-    """Return a sentence for each problem in some of the rows, with its frequency and size."""
-    sentences = []
-    learned = [row for row in rows if row.get("hypergradient_norm") != 0]
-    if rows and not learned:
-        return ["the hypergradient is zero in every diagnosed step: nothing is learned"]
-    for sign in SIGNS:
-        known = [value for row in learned if not math.isnan(value := number(row, sign.key))]
-        if bad := [value for value in known if sign.wrong(value)]:
-            sentences.append(
-                sign.text(f"in {len(bad)} of {len(known)} diagnosed steps", statistics.median(bad))
-            )
-    if any(row.get("of") == "result" for row in rows):
-        sentences.append(
-            "this method is no pipeline: its hypergradient, candidates and gain cannot be looked "
-            "at, only (θ, x) of its result"
-        )
-    return sentences
-
-
 MEASURES = {
     "step": "the step",
     "lower_gradient": "∇ₓg",
@@ -198,26 +212,6 @@ MEASURES = {
     "bound": "the paper's bound",
 }
 """Descriptions of the keys of ``skipped``."""
-
-
-def missing_measures(rows: Sequence[Row]) -> list[str]:
-    """Return a phrase for each measure that some row lacks, with the last reason.
-
-    Examples
-    --------
-    >>> missing_measures(
-    ...     [
-    ...         {"step": 1, "skipped": {"double": "no task makes the problem in it"}},
-    ...         {"step": 2, "skipped": {}},
-    ...     ]
-    ... )
-    ['double precision, in 1 of 2 diagnosed steps: no task makes the problem in it']
-    """
-    reasons = group_values(item for row in rows for item in (row.get("skipped") or {}).items())
-    return [
-        f"{MEASURES.get(key, key)}, in {len(why)} of {len(rows)} diagnosed steps: {why[-1]}"
-        for key, why in reasons.items()
-    ]
 
 
 def power(exponent: float) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hgms.config.tables import difference
-from hgms.diagnosis import missing_measures, warnings
+from hgms.diagnosis import Diagnosis
 from hgms.report import tables
 from hgms.report.figures import source_colours
 from hgms.report.paper import as_source, curve_panels, mixture_panels
@@ -119,8 +119,9 @@ def _trust(section: Section) -> list[tuple[str, str]]:
                 rows += RunFolder(run.path).diagnoses()
             except (CheckpointError, OSError) as error:
                 sentences.append((entry.label, f"seed {run.seed}: {first_line(error)}"))
-        known = [f"not measured: {phrase}" for phrase in missing_measures(rows)]
-        known = [*warnings(rows), *known]
+        diagnosis = Diagnosis(rows)
+        known = [f"not measured: {phrase}" for phrase in diagnosis.missing_measures]
+        known = [*diagnosis.warnings, *known]
         if rows and not known:
             known = ["no warning"]
         sentences += [(entry.label, sentence) for sentence in known]

@@ -12,7 +12,7 @@ from support.run_folders import write_run
 
 import hgms.report as report
 from hgms.cli import main
-from hgms.diagnosis import warnings
+from hgms.diagnosis import Diagnosis
 from hgms.report.page import html as page_of
 from hgms.runs import RunConfig, RunFolder, run_config
 from hgms_core import Record
@@ -70,7 +70,7 @@ def test_a_resumed_run_has_the_diagnosis_of_an_uninterrupted_one(
     (tmp_path / "run.toml").write_text(CONFIG)
     words = ["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "runs")]
     told = json.loads(CliRunner().invoke(main, [*words, "--resume", "--json"]).output)
-    assert told["warnings"] == warnings(folder.diagnoses()) != []
+    assert told["warnings"] == Diagnosis(folder.diagnoses()).warnings != []
 
 
 def test_warnings_say_in_how_many_steps_and_by_how_much() -> None:
@@ -99,7 +99,7 @@ def test_warnings_say_in_how_many_steps_and_by_how_much() -> None:
             "log10_candidates_to_halve": 30.0,
         },
     ]
-    sentences = warnings(rows)
+    sentences = Diagnosis(rows).warnings
     assert len(sentences) == 8
 
 
