@@ -26,5 +26,4 @@ from hgms.plugins.registry import inside as inside
 from hgms.plugins.registry import layers_of as layers_of
 from hgms.plugins.registry import method_faults as method_faults
 from hgms.plugins.registry import summary_of as summary_of
-from hgms.plugins.sandbox import undo_changes as undo_changes
 from hgms.plugins.sandbox import watch_plugin as watch_plugin

@@ -422,31 +422,15 @@ def _place(where: str) -> str:
 
 
 def _ensure_api(plugin: object) -> None:
-    wanted = getattr(plugin, "hgms_plugin_api", None)
-    here = PLUGIN_API
-    if wanted is None:
-        return
+    wanted = getattr(plugin, "hgms_plugin_api", PLUGIN_API)
     require(
-        isinstance(wanted, int) and not isinstance(wanted, bool),
-        "wrong-type",
-        f"hgms_plugin_api={wanted!r} must be a whole number, such as {here}",
+        wanted == PLUGIN_API,
+        "wrong-plugin-api",
+        f"the plugin requires plugin API {wanted!r}, but this hgms has {PLUGIN_API}",
+        hint="upgrade the older of hgms and the plugin; plugin authors set "
+        f"hgms_plugin_api = {PLUGIN_API} and follow the changelog",
         place=("hgms_plugin_api",),
         error=PluginError,
-    )
-    if wanted > here:
-        advice = "upgrade hgms (pip install -U hgms), or install an older version of the plugin"
-    elif wanted < here:
-        advice = (
-            "install a newer version of the plugin, or an older hgms; plugin authors set "
-            f"hgms_plugin_api = {here} and follow the changelog"
-        )
-    else:
-        return
-    raise PluginError(
-        "wrong-plugin-api",
-        f"the plugin requires plugin API {wanted}, but this hgms has {here}",
-        place=("hgms_plugin_api",),
-        hint=advice,
     )
 
 

@@ -41,28 +41,16 @@ def watch_plugin() -> Iterator[Watch]:
     """Run a plugin's code in this context: its import, or a registering hook.
 
     - Printed output goes to stderr, so that the output of ``--json`` stays valid.
-    - Changed :func:`settings` are restored.
+    - Changed :func:`settings` are restored. On exit, ``changed`` describes each change.
     """
     watch = Watch()
+    before = settings()
     started = time.perf_counter()
     try:
-        with undo_changes() as watch.changed, contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr):
             yield watch
     finally:
         watch.seconds = time.perf_counter() - started
-
-
-@contextlib.contextmanager
-def undo_changes() -> Iterator[list[str]]:
-    """Restore the :func:`settings` that change in this context.
-
-    On exit, the yielded list contains a description of each change.
-    """
-    changed: list[str] = []
-    before = settings()
-    try:
-        yield changed
-    finally:
         for name, (after, _) in settings().items():
             value, restore = before[name]
             if after != value:
@@ -70,7 +58,7 @@ def undo_changes() -> Iterator[list[str]]:
                 old, new = (
                     item.__name__ if inspect.isroutine(item) else item for item in (value, after)
                 )
-                changed.append(f"{name} from {old} to {new}")
+                watch.changed.append(f"{name} from {old} to {new}")
 
 
 def settings() -> Settings:

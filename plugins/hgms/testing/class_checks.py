@@ -20,7 +20,7 @@ from hgms.config.as_table import plain
 from hgms.config.convert import converter_for
 from hgms.config.invalid import plain_attribute, type_hints
 from hgms.facts import CAPABILITIES, members_of, needs_of
-from hgms.plugins import Kind, Registry, faults_of, inside, summary_of, undo_changes
+from hgms.plugins import Kind, Registry, faults_of, inside, summary_of, watch_plugin
 from hgms.runs import suggest_trait
 from hgms.testing import imports
 from hgms.testing.kit import Check, Exercise, demand, demand_equal, fail, place, snapshot, tensors
@@ -199,9 +199,9 @@ def check_inputs(component: Any, exercise: Exercise) -> None:
     """
     inputs, call = exercise(component, torch.float64, 0)
     before = snapshot(inputs)
-    with undo_changes() as settings:
+    with watch_plugin() as watch:
         call()
-    demand(not settings, f"the call changes {' and '.join(settings)} for everybody")
+    demand(not watch.changed, f"the call changes {' and '.join(watch.changed)} for everybody")
     demand_equal(before, inputs, "after the call its input", "; work on a copy")
 
 

@@ -33,8 +33,8 @@ def installed(site: Site, source: str, attribute: str = "") -> plugins.PluginInf
         (str(PLUGIN_API), None),
         ("99", "wrong-plugin-api"),
         ("1", "wrong-plugin-api"),
-        ("'1'", "wrong-type"),
-        ("True", "wrong-type"),
+        ("'1'", "wrong-plugin-api"),
+        ("True", "wrong-plugin-api"),
     ],
 )
 def test_a_plugin_for_another_api_is_not_loaded(
