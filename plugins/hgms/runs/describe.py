@@ -142,8 +142,6 @@ def _cells(field: Mapping[str, Any]) -> dict[str, str]:
 
 
 BOUNDS: Any = type(at_least(0)), type(validators.ge(0))
-SHORTEST: Any = type(validators.min_len(1))
-LONGEST: Any = type(validators.max_len(1))
 CHOICES: Any = type(validators.in_(()))
 MEMBERS: Any = type(each(at_least(0))), type(validators.deep_iterable(validators.ge(0)))
 
@@ -167,10 +165,6 @@ def range_of(validator: Any) -> str:
     for part in _parts(validator):
         if isinstance(part, BOUNDS):
             bounds[part.compare_op] = part.bound
-        elif isinstance(part, SHORTEST):
-            words.append(f"at least {part.min_length} long")
-        elif isinstance(part, LONGEST):
-            words.append(f"at most {part.max_length} long")
         elif isinstance(part, CHOICES):
             words.append("one of " + ", ".join(map(repr, part.options)))
         elif isinstance(part, MEMBERS):

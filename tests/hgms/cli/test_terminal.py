@@ -33,7 +33,6 @@ def shown(*arguments: str) -> list[str]:
         (share, "in [0, 1]"),
         (decay_rate, "in [0, 1)"),
         (optional_positive, "> 0"),
-        (validators.min_len(1), "at least 1 long"),
         ([validators.instance_of(int), validators.ge(1), validators.le(9)], "in [1, 9]"),
     ],
 )
