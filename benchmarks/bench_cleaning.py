@@ -76,7 +76,7 @@ def main() -> None:
                     # all are executed alike
                     first = next((runs[0].execution for runs in results.values()), None)
                     results.setdefault(variant, []).append(
-                        run_config(config, resume=True, view=view, execution=first)
+                        run_config(config, resume=True, watch=view.watch, execution=first)
                     )
         for row in table(results, "test_accuracy").rows:
             kept = [

@@ -6,7 +6,7 @@ Each fact is a class variable, or a property of instances.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -38,11 +38,6 @@ def name_of(component: object) -> str:
 def module_file(name: str) -> str | None:
     """Return the file of an imported module; ``None`` without a file or an import."""
     return getattr(sys.modules.get(name), "__file__", None)
-
-
-def is_package(name: str) -> bool:
-    """Return whether an imported module is a package."""
-    return hasattr(sys.modules.get(name), "__path__")
 
 
 CAPABILITIES: Mapping[str, tuple[type, ...]] = {
@@ -81,23 +76,31 @@ def settings_of(component: object) -> dict[str, Any]:
     return {field.name: getattr(component, field.name) for field in fields}
 
 
+def walk_parts(component: object, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a component and its parts with their places in a configuration, outer parts first.
+
+    The parts are the fields of a component, and the elements of lists and tuples.
+    """
+    yield place, component
+    if isinstance(component, list | tuple):
+        for number, item in enumerate(component):
+            yield from walk_parts(item, f"{place}.{number}")
+    cls = type(component)
+    for field in attrs.fields(cls) if attrs.has(cls) else ():
+        inner = place if field.metadata.get("flat") else f"{place}.{field.name}"
+        yield from walk_parts(getattr(component, field.name), inner)
+
+
 def inner_method(method: object) -> Any:
     """Return the method inside a wrapper (its ``method``); ``None`` for other methods."""
     return getattr(method, "method", None)
 
 
-def innermost(method: Any) -> Any:
-    """Return the innermost method, through the fields ``method`` of wrappers."""
-    while (inner := inner_method(method)) is not None:
-        method = inner
-    return method
-
-
-def innermost_generator(generator: Any) -> Any:
-    """Return the innermost generator, through the fields ``generator`` of wrappers."""
-    while (inner := getattr(generator, "generator", None)) is not None:
-        generator = inner
-    return generator
+def innermost(component: Any, field: str = "method") -> Any:
+    """Return the innermost method, or generator, through the fields of this name of wrappers."""
+    while (inner := getattr(component, field, None)) is not None:
+        component = inner
+    return component
 
 
 def needs_of(component: object) -> frozenset[str]:

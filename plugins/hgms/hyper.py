@@ -33,7 +33,7 @@ from torch import Tensor
 from hgms_core import Batch, ConfigError, Tree
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
-from hgms_core.validators import at_least, positive
+from hgms_core.validators import at_least, greater_than, positive
 
 __all__ = [
     "Block",
@@ -427,13 +427,7 @@ class LearningRate:
     """
 
     per: Literal["layer", "model"] = "layer"
-    limit: float = field(default=10.0, validator=positive)
-
-    def __attrs_post_init__(self) -> None:
-        if not self.limit > 1:
-            raise ConfigError(
-                "out-of-range", f"limit={self.limit} must be greater than 1", place=("limit",)
-            )
+    limit: float = field(default=10.0, validator=greater_than(1))
 
     def block(self, x: Tree, rows: Batch) -> Block:
         layers = _layers(x)

@@ -70,7 +70,7 @@ BaseModel(path='gpt2', dtype=torch.bfloat16) -> wrong-type dtype
 Lora(targets='q_proj') -> wrong-type targets
 Budget('3 stps') -> wrong-budget
 Budget(steps=3) -> unknown-option steps
-Budget(outer_steps=3.0) -> out-of-range outer_steps
+Budget(outer_steps=3.0) -> wrong-type outer_steps
 Budget(seconds=-1) -> out-of-range seconds
 RunSettings(evalute_every=3) -> unknown-option evalute_every
 RunSettings(device=0) -> wrong-type device

@@ -59,7 +59,9 @@ def _owner(plugin: PluginInfo) -> dict[str, Any]:
 def plugin_row(info: PluginInfo) -> dict[str, Any]:
     """Return a plugin's row in the table."""
     return {
-        **attrs.asdict(info, filter=lambda field, _: field.name not in ("traceback", "program")),
+        **attrs.asdict(
+            info, filter=lambda field, _: field.name not in ("traceback", "program", "load")
+        ),
         "hooks": list(info.hooks),
         "notes": list(info.notes),
         "seconds": round(info.seconds, 3),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,24 @@ from hgms.comparison.usage import measure_usage
 from hgms.distributed import RankLost
 from hgms.executors import BUSY, RemoteProgress, Tell, as_error, pack_error
 from hgms.plugins import Registry
-from hgms.runs import Execution, RunConfig, RunFolder, leaving, line_of, record_failure, run_config
+from hgms.runs import (
+    LEAVING,
+    Execution,
+    RunConfig,
+    RunFolder,
+    Watcher,
+    line_of,
+    record_failure,
+    run_config,
+)
 from hgms.store import DiskError, FolderInUse, replace_file
-from hgms_core import HgmsError
+from hgms_core import HgmsError, Record, RunInfo
 from hgms_core.errors import CheckpointError, ErrorGroup, OutOfMemory
 
 PATIENCE = 0.5
 """Seconds to wait for a folder that another process has locked. An orphan of a killed comparison
 exits automatically.
 """
-
-Report = Callable[[Cell, float, Mapping[str, Any]], None]
-"""``report(cell, share of its budget spent, newest record)``."""
 
 
 @frozen(kw_only=True)
@@ -46,24 +52,24 @@ class Ending:
     error: HgmsError | None = None
 
 
-def carry_out(cell: Cell, report: Report, execution: Execution | None = None) -> Ending:
+def carry_out(cell: Cell, watch: Watcher, execution: Execution | None = None) -> Ending:
     """Run one cell and measure its resources. Every exception except Ctrl-C becomes an Ending.
 
     ``execution`` states how the task's other runs are executed (``None``: this is the first).
     """
     executed = False  # False: read from the folder, because another process finished the run
 
-    def watch(_info: object, record: Mapping[str, Any], share: float) -> None:
+    def see(info: RunInfo, record: Record, share: float) -> None:
         nonlocal executed
         executed = True
-        report(cell, share, record)
+        watch(info, record, share)
 
     try:
         with measure_usage(cell.path, cell.config.run.device) as usage:
             run_config(
                 cell.config,
                 resume=True,
-                watch=watch,
+                watch=see,
                 path=cell.path,
                 patience=PATIENCE,
                 execution=execution,
@@ -72,7 +78,7 @@ def carry_out(cell: Cell, report: Report, execution: Execution | None = None) ->
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and leaving():
+        if isinstance(error, SystemExit) and LEAVING.is_set():
             raise
         return _ended_by(cell, error)
     return Ending(cell=cell, status="done")
@@ -136,12 +142,8 @@ def work(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
 
 def work_here(arguments: Mapping[str, Any], tell: Tell) -> Mapping[str, Any]:
     """Execute a cell in this process; report its steps."""
-    progress = RemoteProgress(tell)
-
-    def report(_cell: Cell, share: float, record: Mapping[str, Any]) -> None:
-        progress.watch(None, record, share)
-
-    ending = carry_out(arguments["cell"], report, arguments["execution"])
+    watch = RemoteProgress(tell).watch
+    ending = carry_out(arguments["cell"], watch, arguments["execution"])
     if ending.status == "elsewhere":
         return BUSY
     return {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hgms.arguments import require
 from hgms.cli import (
     json_option,
     plugin_option,
@@ -21,7 +22,6 @@ from hgms.cli import (
 from hgms.comparison.options import seeds_option
 from hgms.config.control_characters import printable
 from hgms.executors import executor_options, stated_executor
-from hgms_core import ConfigError
 
 if TYPE_CHECKING:
     from hgms.plugins import Registry
@@ -125,16 +125,16 @@ def compare(
     """
     from hgms.comparison.grid import FLAGS
     from hgms.comparison.grid_file import load
-    from hgms.comparison.run_grid import listing, run_grid, work_left
+    from hgms.comparison.run_grid import listing, run_grid
     from hgms.comparison.scale import apply_scale
     from hgms.config.tables import tables_of
 
-    if grid is None and scale is not None:
-        raise ConfigError(
-            "missing-option",
-            f"the option requires a GRID file with a table [scale.{scale}]",
-            place=(f"--scale {scale}",),
-        )
+    require(
+        grid is not None or scale is None,
+        "missing-option",
+        f"the option requires a GRID file with a table [scale.{scale}]",
+        place=(f"--scale {scale}",),
+    )
     # order of precedence, lowest first: the file, its scale, the flags
     file = {} if grid is None else tables_of(grid, "grid")
     table = (
@@ -163,7 +163,8 @@ def compare(
             print_json(rows)
             return
         print_table(tuple(rows[0]), rows)
-        click.echo(work_left(rows))
+        left = [row for row in rows if row["state"] in ("new", "begun")]
+        click.echo(f"{len(left)} of {len(rows)} runs to do")
         return
     comparison = run_grid(
         loaded,

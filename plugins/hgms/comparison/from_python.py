@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 from attrs import define, field
 
+from hgms.arguments import require
 from hgms.comparison.comparison import Comparison
 from hgms.comparison.grid import PYTHON
 from hgms.comparison.grid_file import ARGUMENTS, Objects, load
@@ -245,13 +246,13 @@ class _Reading:
         )
 
     def keep(self, kind: str, name: str, label: str | None, item: Any) -> dict[str, Any]:
-        if (kind, label or name) in self.objects:
-            raise ConfigError(
-                "duplicate-label",
-                f"two {kind}s have the label {label or name!r}",
-                place=(ARGUMENTS[kind],),
-                hint=f"pass a dictionary with labels: {{'{name}-1': …, '{name}-2': …}}",
-            )
+        require(
+            (kind, label or name) not in self.objects,
+            "duplicate-label",
+            f"two {kind}s have the label {label or name!r}",
+            place=(ARGUMENTS[kind],),
+            hint=f"pass a dictionary with labels: {{'{name}-1': …, '{name}-2': …}}",
+        )
         self.objects[kind, label or name] = item
         return {"name": name} | ({} if label is None else {"label": label})
 

@@ -150,16 +150,6 @@ def load(
     )
 
 
-def is_promised(baseline: Entry, task: object) -> bool:
-    """Whether a task declares the traits that a baseline needs.
-
-    The result is False for a task without traits, since a baseline that the user did not name could
-    fail on it.
-    """
-    traits = facts.traits_of(task)
-    return traits is not None and BASELINES[baseline.name] <= traits
-
-
 class _Loader:
     """Build a grid and collect the errors."""
 
@@ -350,27 +340,21 @@ class _Loader:
     def lay(self, table: dict[str, Any], entries: Sequence[Entry], sets: Sequence[str]) -> None:
         """Apply ``--set`` to entries by kind or by label, or to the rest of the file."""
         top = attrs.fields_dict(GridFile)
+        labels = [entry.label for entry in entries]
         for assignment in sets:
-            head, dot, rest = assignment.partition(".")
-            dotted = [
-                entry.label
-                for entry in entries
-                if "." in entry.label and assignment.startswith(entry.label + ".")
-            ]
-            if dotted:  # a label may contain dots, like cleaning-0.6
-                head = max(dotted, key=len)
-                rest = assignment[len(head) + 1 :]
-            named = bool(dot) and "=" not in head
-            chosen = (
-                [entry for entry in entries if head in (entry.kind, entry.label)] if named else []
-            )
             key, equals, _ = assignment.partition("=")
+            first, dot, _ = key.partition(".")
+            # a label may contain dots, like cleaning-0.6
+            named = [name for name in ("task", "method", *labels) if key.startswith(f"{name}.")]
+            head = max(named, key=len, default=first)
+            rest = assignment[len(head) + 1 :]
+            chosen = [entry for entry in entries if named and head in (entry.kind, entry.label)]
             place = (f"--set {assignment}",)
             with collect_errors(self.errors):
-                if named and not chosen and head not in top:
-                    choices = ["task", "method", "run", *(entry.label for entry in entries)]
-                    raise unknown_name("label", head, choices, place, label="task or method")
-                if equals and not named and key.strip() not in top:
+                if equals and not chosen and first.strip() not in top:
+                    if dot:
+                        choices = ["task", "method", "run", *labels]
+                        raise unknown_name("label", first, choices, place, label="task or method")
                     raise ConfigError(
                         "ambiguous-setting",
                         f"{key.strip()!r} is not an option of the grid",
@@ -462,7 +446,9 @@ class _Loader:
                 if method is None or built[task.label] is None:
                     continue
                 lacking = missing_traits(method, built[task.label])
-                if entry.added and (lacking or not is_promised(entry, built[task.label])):
+                known = facts.traits_of(built[task.label])
+                # a baseline that the user did not name could fail on a task without traits
+                if entry.added and (lacking or known is None or not BASELINES[entry.name] <= known):
                     continue
                 fitting[task.label, entry.label] = method
                 if lacking:

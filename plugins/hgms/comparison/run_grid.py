@@ -6,17 +6,18 @@ Running a grid again resumes it: a cell is run only if its folder contains no re
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hgms.arguments import require
 from hgms.comparison.comparison import Comparison, gather
 from hgms.comparison.coordinator import Executions, distinct_warnings, ensure_room, runs_of
 from hgms.comparison.grid import Grid
 from hgms.config.as_table import plain
 from hgms.executors import Executor, Here, Local, cores, run_together, to_stderr
 from hgms.runs import RunFolder, ignore, undeclared_plugins
-from hgms.store import DiskError, hold_lease, writing
+from hgms.store import LEASE, DiskError, hold_lease, writing
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 
@@ -43,15 +44,15 @@ def run_grid(
     Several calls may run the same grid at once, from any machines that share its folder. Each run
     is executed by one call, and all calls return the same tables.
     """
-    if grid.own and (jobs or executor is not None):
-        raise ConfigError(
-            "not-supported",
-            f"{f'jobs={jobs}' if jobs else 'an executor'} is not supported for problems and "
-            "methods that are objects of this process",
-            place=("jobs" if jobs else "executor",),
-            hint="omit it to run everything in this process, or register the objects in a plugin "
-            "(hgms new plugin)",
-        )
+    require(
+        not grid.own or not (jobs or executor),
+        "not-supported",
+        f"{f'jobs={jobs}' if jobs else 'an executor'} is not supported for problems and "
+        "methods that are objects of this process",
+        place=("jobs" if jobs else "executor",),
+        hint="omit it to run everything in this process, or register the objects in a plugin "
+        "(hgms new plugin)",
+    )
     host = grid.registry.host
     host.notify("hgms_ready", settings=plain(grid.run))
     _ensure_writable(grid.out)
@@ -89,10 +90,9 @@ def _remove_leftovers(folder: Path) -> None:
 
     These are its lease and the state before the last one.
     """
-    run = RunFolder(folder)
-    if run.in_use:
+    if (folder / LEASE).exists():
         with contextlib.suppress(CheckpointError), hold_lease(folder, patience=None):
-            run.remove_old_states()
+            RunFolder(folder).remove_old_states()
 
 
 def _ensure_writable(folder: Path) -> None:
@@ -118,9 +118,3 @@ def listing(grid: Grid) -> list[dict[str, Any]]:
         }
         for cell in grid.cells()
     ]
-
-
-def work_left(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a message with the number of remaining runs."""
-    left = [row for row in rows if row["state"] in ("new", "begun")]
-    return f"{len(left)} of {len(rows)} runs to do"

@@ -24,7 +24,6 @@ from typing import Any
 from hgms.arguments import require, require_known
 from hgms.comparison.grid import NO_FILE, copy_table, root_of
 from hgms.config.tables import overlay_tables
-from hgms_core import ConfigError
 from hgms_core.errors import Place
 
 ALL = "*"
@@ -69,14 +68,13 @@ def apply_scale(
 
 def _entries(entries: Any, changes: Any, kind: str, place: Place) -> list[Any]:
     """Apply changes to the [[task]] or [[method]] tables: first changes for all, then by label."""
-    if not isinstance(changes, Mapping) or not all(
-        isinstance(change, Mapping) for change in changes.values()
-    ):
-        raise ConfigError(
-            "wrong-type",
-            f"{kind} of a scale must contain one table of settings per {kind}",
-            place=place,
-        )
+    require(
+        isinstance(changes, Mapping)
+        and all(isinstance(change, Mapping) for change in changes.values()),
+        "wrong-type",
+        f"{kind} of a scale must contain one table of settings per {kind}",
+        place=place,
+    )
     listed = entries if isinstance(entries, list) else [entries]
     tables = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
     if not all(isinstance(table, Mapping) for table in tables):

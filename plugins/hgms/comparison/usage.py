@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from attrs import define
 
-from hgms.config.tables import parse_json
 from hgms.runs import RunFolder, counting, device_called
-from hgms.store import DiskError, FolderInUse, read_file, replace_file
+from hgms.store import DiskError, FolderInUse, json_object, replace_file
 from hgms_core import ConfigError
 from hgms_core.errors import CheckpointError
 
@@ -43,7 +42,7 @@ def measure_usage(path: Path, device: str) -> Iterator[Usage]:
     the time of a killed process is unknown.
     """
     gc.collect()
-    fresh = _reset_peak()
+    _reset_peak()
     began = time.monotonic()
     spent = counting(broken_off=RunFolder(path).has_begun)
     cuda = cuda_for(device)
@@ -58,15 +57,13 @@ def measure_usage(path: Path, device: str) -> Iterator[Usage]:
         usage.ours = False
         raise
     finally:
-        stored: Any = {}
+        stored: dict[str, Any] = {}
         with contextlib.suppress(CheckpointError):
-            stored = parse_json(read_file(path / "resources.json"), "resources.json")
-        numbers = stored.items() if isinstance(stored, dict) else ()
-        before = {key: value for key, value in numbers if isinstance(value, int | float)}
+            stored = json_object(path / "resources.json")
+        before = {key: value for key, value in stored.items() if isinstance(value, int | float)}
         gpu = cuda.max_memory_allocated(device) if cuda is not None else None
         now = {
             "peak_memory_bytes": max(peak_memory(), before.get("peak_memory_bytes") or 0),
-            "peak_memory_is_of_this_run": fresh,
             "peak_gpu_memory_bytes": max(gpu, before.get("peak_gpu_memory_bytes") or 0)
             if gpu is not None
             else None,
@@ -86,15 +83,10 @@ def cuda_for(device: str) -> Any:
     return None
 
 
-def _reset_peak() -> bool:
-    """Reset the kernel's high-water mark. Return False if that is not possible: the mark then
-    covers the whole process.
-    """
-    try:
+def _reset_peak() -> None:
+    """Reset the kernel's high-water mark, if that is possible; else it covers the whole process."""
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def peak_memory() -> int:

@@ -123,7 +123,7 @@ def plain(value: Any, hint: Any = None, otherwise: Callable[[Any], Any] = _rejec
 
 
 def _plain_fields(value: Any, otherwise: Callable[[Any], Any]) -> dict[str, Any]:
-    cls = type(value)
+    cls: Any = type(value)
     hints = type_hints(cls)
     name = declared_name(cls)
     named: dict[str, Any] = {"name": name} if isinstance(name, str) else {}

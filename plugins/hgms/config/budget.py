@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from hgms.arguments import require_known
+from hgms.arguments import require, require_known
 from hgms_core import ConfigError
-from hgms_core.annotations import plain_number
+from hgms_core.components import read_by_annotation
 from hgms_core.errors import closest
+from hgms_core.validators import optional_positive
 
 _UNITS = {
     "s": ("seconds", 1),
@@ -36,17 +37,7 @@ _UNITS = {
 }
 
 
-def _amount(budget: object, attribute: Any, value: Any) -> None:
-    whole = attribute.name != "seconds"
-    right = type(value) is int or (type(value) is float and not whole)  # True is not a count
-    if value is not None and not (right and 0 < value < float("inf")):
-        kind = "a whole number greater than 0" if whole else "greater than 0 and finite"
-        raise ConfigError(
-            "out-of-range", f"{attribute.name}={value!r} must be {kind}", place=(attribute.name,)
-        )
-
-
-@frozen(kw_only=True, init=False)
+@frozen(kw_only=True, init=False, field_transformer=read_by_annotation)
 class Budget:
     """The budget of a run: wall-clock seconds, outer steps or oracle calls.
 
@@ -67,31 +58,29 @@ class Budget:
     0.2
     """
 
-    seconds: float | None = field(default=None, validator=_amount)
-    outer_steps: int | None = field(default=None, validator=_amount)
-    oracle_calls: int | None = field(default=None, validator=_amount)
+    seconds: float | None = field(default=None, validator=optional_positive)
+    outer_steps: int | None = field(default=None, validator=optional_positive)
+    oracle_calls: int | None = field(default=None, validator=optional_positive)
 
     def __init__(self, text: str | Budget | None = None, /, **limits: Any) -> None:
         for name in limits:
-            known = attrs.fields_dict(Budget).keys()
-            require_known("option", name, known, (name,), "limit of a budget")
+            require_known("option", name, attrs.fields_dict(Budget), (name,), "limit of a budget")
         if text is not None:
             limits |= attrs.asdict(
                 text if isinstance(text, Budget) else self.parse(text),
                 filter=lambda _, limit: limit,
             )
-        numbers = {name: plain_number(limit) for name, limit in limits.items()}
-        self.__attrs_init__(**numbers)
+        self.__attrs_init__(**limits)
 
     def __attrs_post_init__(self) -> None:
         limits = [name for name, value in attrs.asdict(self).items() if value is not None]
-        if len(limits) != 1:
-            given = f"{len(limits)} limits, {' and '.join(limits)}" if limits else "no limit"
-            raise ConfigError(
-                "wrong-budget",
-                f"the budget has {given}, but must have one of seconds, outer_steps, oracle_calls",
-                hint=f'{"keep" if limits else "set"} one, or use --set budget="25 steps"',
-            )
+        require(
+            len(limits) == 1,
+            "wrong-budget",
+            f"the budget has {len(limits)} limits, but must have one of seconds, outer_steps, "
+            "oracle_calls",
+            hint='keep one, or use --set budget="25 steps"',
+        )
 
     @classmethod
     def parse(cls, text: str) -> Budget:
@@ -118,10 +107,11 @@ class Budget:
                 hint="use for example '60s', '25 steps' or '1e5 calls'",
             )
         amount, (name, factor) = float(match[1] + (match[2] or "")), _UNITS[match[3]]
-        if name != "seconds" and not amount.is_integer():
-            raise ConfigError(
-                "wrong-budget", f"the budget {text!r} is not a whole number of {match[3]}"
-            )
+        require(
+            name == "seconds" or amount.is_integer(),
+            "wrong-budget",
+            f"the budget {text!r} is not a whole number of {match[3]}",
+        )
         return cls(seconds=amount * factor) if name == "seconds" else cls(**{name: int(amount)})
 
     @property

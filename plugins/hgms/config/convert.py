@@ -39,7 +39,7 @@ from hgms_core import Composition, ConfigError, HgmsError, Pipeline
 from hgms_core.annotations import reader
 from hgms_core.arguments import as_error, complaint
 from hgms_core.components import Checked
-from hgms_core.errors import closest, raise_all, unknown_name
+from hgms_core.errors import raise_all, unknown_name
 
 
 def traits_of(registry: Registry, task: object) -> frozenset[str]:
@@ -132,11 +132,12 @@ class _Reader:
             fail("wrong-type", message)
         name = table.get("name")
         if not isinstance(name, str):
-            hint = available(self.registry, kind)
-            if name is None:
-                message = f"the name of the {kind.label} is missing"
-                fail("missing-option", message, place=("name",), hint=hint)
-            fail("wrong-type", f"name={show(name)} must be a string", place=("name",), hint=hint)
+            fail(
+                "missing-option" if name is None else "wrong-type",
+                f"the table must contain the name of {kind.with_article} as a string",
+                place=("name",),
+                hint=available(self.registry, kind),
+            )
         component = self.registry.find(kind.name, name)
         if component is None:
             place = () if isinstance(value, str) else ("name",)
@@ -163,7 +164,7 @@ class _Reader:
         layers, table = self.layers(cls, value, wrappers)
         known = {key: None for fields in layers.values() for key in fields}
         errors: list[HgmsError] = []
-        errors += [unknown_option(key, cls, known) for key in table if key not in known]
+        errors += [unknown_name("option", key, known, (key,)) for key in table if key not in known]
         first, *around = layers
         arguments = {first: self.values(table, first, layers[first], errors)}
         for layer in around:
@@ -320,22 +321,35 @@ class _Reader:
         fixed = origin is tuple and arguments[-1] is not Ellipsis
         if fixed and len(value) != len(arguments):
             fail("wrong-length", f"expected {spell(hint)}, got {len(value)}")
-        readers = [self.reader(argument) for argument in arguments if argument is not Ellipsis]
-        items = gather(
-            (index, item, readers[index if fixed else 0]) for index, item in enumerate(value)
+        items = self.gather(
+            (index, item, arguments[index if fixed else 0]) for index, item in enumerate(value)
         )
         return list(items.values()) if origin is list else tuple(items.values())
 
     def mapping(self, value: object, hint: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
             _fail_type(hint, value)
-        inner = self.reader(typing.get_args(hint)[1])
+        inner = typing.get_args(hint)[1]
         # the table replaces these entries
         named = ((key, item, inner) for key, item in value.items() if not isinstance(item, Short))
-        return gather(named)
+        return self.gather(named)
 
-    def reader(self, hint: Any) -> Callable[[Any], Any]:
-        return lambda value: self.converter.structure(value, hint)
+    def gather(self, items: Iterable[tuple[Any, Any, Any]]) -> dict[Any, Any]:
+        """Return each (key, value, type) as key and read value.
+
+        Raises
+        ------
+        HgmsError
+            With all errors together.
+        """
+        values = {}
+        errors: list[HgmsError] = []
+        for key, item, hint in items:
+            with collect_errors(errors, key):
+                values[key] = self.converter.structure(item, hint)
+        if errors:
+            raise_all(errors)
+        return values
 
     def budget(self, value: object, _: object) -> Budget:
         if isinstance(value, str):
@@ -343,33 +357,6 @@ class _Reader:
         if not isinstance(value, Mapping):
             fail("wrong-type", f"expected {spell(Budget)}, got {show(value)}")
         return typing.cast(Budget, self.table(value, Budget))
-
-
-def unknown_option(key: str, cls: type, known: Iterable[str]) -> ConfigError:
-    """Return the error for a key that no field has, with the nearest valid key.
-
-    Keys of inner tables are compared by their last name and by their whole place: for
-    ``ramp.steps`` these are ``steps`` and ``ramp_steps``.
-    """
-    error = unknown_name("option", key, known, (key,))
-    places = {**_inner_places(cls), **{name: name for name in known}}
-    near = closest(key, places)
-    if near is None:
-        return error
-    return ConfigError(**{**error.as_dict(), "did_you_mean": (places[near],)})
-
-
-def _inner_places(cls: type) -> dict[str, str]:
-    """Return the places of all keys in the tables of the fields of ``cls``, by their spellings."""
-    places: dict[str, str] = {}
-    for name, attribute in init_fields(cls).items():
-        hint = type_hints(cls)[attribute.name]
-        for member in filter(attrs.has, (hint, *typing.get_args(hint))):
-            inner = {**_inner_places(member), **{key: key for key in init_fields(member)}}
-            for key, place in inner.items():
-                places.setdefault(key, f"{name}.{place}")
-                places.setdefault(f"{name}_{key}", f"{name}.{place}")
-    return places
 
 
 def _is_named(value: object) -> bool:
@@ -416,21 +403,3 @@ def _required_fields(hint: Any) -> str:
 def fail(code: str, message: str, **parts: Any) -> NoReturn:
     """Raise ConfigError about the value being read; the callers add its place."""
     raise ConfigError(code, message, **parts)
-
-
-def gather(items: Iterable[tuple[Any, Any, Callable[[Any], Any]]]) -> dict[Any, Any]:
-    """Return each (key, value, reader) as key and read value.
-
-    Raises
-    ------
-    HgmsError
-        With all errors together.
-    """
-    values = {}
-    errors: list[HgmsError] = []
-    for key, item, function in items:
-        with collect_errors(errors, key):
-            values[key] = function(item)
-    if errors:
-        raise_all(errors)
-    return values

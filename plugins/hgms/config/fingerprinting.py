@@ -291,7 +291,13 @@ class _Fingerprints:
         return _WITHOUT_SOURCE.setdefault(code, uuid.uuid4().hex)
 
     def _state(self, value: object) -> list[object]:
-        return _reduce(value)
+        """Return the parts that pickle would store; the attributes if it cannot be pickled."""
+        with contextlib.suppress(Exception):
+            own = copyreg.dispatch_table.get(type(value))
+            reduced: Any = value.__reduce_ex__(4) if own is None else own(value)
+            parts = [reduced] if isinstance(reduced, str) else reduced
+            return [list(part) if isinstance(part, Iterator) else part for part in parts]
+        return [getattr(value, "__dict__", None)]
 
 
 class _Identities(_Fingerprints):
@@ -359,16 +365,6 @@ def _library_file(module: str | None) -> Iterator[object]:
     if file is not None and name.partition(".")[0] not in FIRST_PARTY and _is_library(name):
         about = os.stat(file)
         yield (about.st_size, about.st_mtime_ns)
-
-
-def _reduce(value: object) -> list[object]:
-    """Return the parts that pickle would store; the attributes if it cannot be pickled."""
-    with contextlib.suppress(Exception):
-        own = copyreg.dispatch_table.get(type(value))
-        reduced: Any = value.__reduce_ex__(4) if own is None else own(value)
-        parts = [reduced] if isinstance(reduced, str) else reduced
-        return [list(part) if isinstance(part, Iterator) else part for part in parts]
-    return [getattr(value, "__dict__", None)]
 
 
 def _qualified_name(cls: type) -> str:

@@ -26,7 +26,8 @@ PROTOCOLS: dict[Any, Kind] = {kind.protocol: kind for kind in KINDS.values()}
 SCALARS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
-def type_hints(cls: type) -> dict[str, Any]:
+@functools.cache
+def type_hints(cls: Any) -> Mapping[str, Any]:
     """Return the evaluated types of the fields of an attrs class.
 
     Raises
@@ -35,19 +36,14 @@ def type_hints(cls: type) -> dict[str, Any]:
         If a type cannot be resolved.
     """
     try:
-        return dict(_type_hints(cls))
+        # cached: a call takes a millisecond, and each configuration of a grid needs all types
+        return typing.get_type_hints(cls)
     except NameError as error:
         raise ConfigError(
             "wrong-annotation",
             f"the types of {cls.__module__}:{cls.__qualname__} cannot be resolved: {error}",
             hint="import the types of its annotations outside of TYPE_CHECKING",
         ) from None
-
-
-@functools.cache
-def _type_hints(cls: Any) -> dict[str, Any]:
-    # cached: a call takes a millisecond, and each configuration of a grid needs all types
-    return typing.get_type_hints(cls)
 
 
 def init_fields(cls: type) -> dict[str, attrs.Attribute[Any]]:

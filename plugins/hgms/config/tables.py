@@ -233,8 +233,6 @@ class Short(str):
     reader of the table can distinguish these cases.
     """
 
-    __slots__ = ()
-
 
 def set_value(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Set ``table[a][b][c]``.

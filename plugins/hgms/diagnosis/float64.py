@@ -10,7 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, ConfigError, Problem, Tree
+from hgms.arguments import require
+from hgms_core import Batch, Problem, Tree
 from hgms_core.capabilities import HasOutputs, NotStackable, StacksCandidates, find
 
 AGREE = 1e-3
@@ -90,18 +91,18 @@ def _check(problem: Problem, other: Problem, theta: Tree, x: Tree) -> None:
                 rows = torch.arange(min(data.size, 64), device=data.device) if data.size else None
                 point = (to_double(theta), to_double(x)) if cast else (theta, x)
                 value = getattr(one, name)(*point, data.batch(rows))
-                if cast and value.dtype != torch.float64:
-                    raise ConfigError(
-                        "wrong-result",
-                        f"{name} returns {str(value.dtype).removeprefix('torch.')} although its "
-                        "arguments are float64",
-                        place=(name,),
-                    )
-                values.append(float(value))
-            if not math.isclose(*values, rel_tol=AGREE, abs_tol=AGREE):
-                raise ConfigError(
+                require(
+                    not cast or value.dtype == torch.float64,
                     "wrong-result",
-                    f"{name} is {values[1]:.4g} in float64, but {values[0]:.4g} in the precision "
-                    "of the problem",
+                    f"{name} returns {str(value.dtype).removeprefix('torch.')} although its "
+                    "arguments are float64",
                     place=(name,),
                 )
+                values.append(float(value))
+            require(
+                math.isclose(*values, rel_tol=AGREE, abs_tol=AGREE),
+                "wrong-result",
+                f"{name} is {values[1]:.4g} in float64, but {values[0]:.4g} in the precision "
+                "of the problem",
+                place=(name,),
+            )

@@ -18,7 +18,7 @@ from hgms.diagnosis.choice import choice
 from hgms.diagnosis.float64 import in_double, to_double
 from hgms.diagnosis.spectrum import FLAT, spectrum
 from hgms.diagnosis.stationarity import bias, cosine_and_ratio, flat
-from hgms.facts import innermost_generator, settings_of
+from hgms.facts import innermost, settings_of
 from hgms_core import (
     Batch,
     Branch,
@@ -163,7 +163,7 @@ def _longer(measured: Measured, seen: Seen, h: Tensor, key: Key) -> dict[str, An
     The keys are the same, so the same candidate continues. A generator without ``steps`` proposes
     again from its end point, at the same θ.
     """
-    generator = innermost_generator(seen.pipeline.generator)
+    generator = innermost(seen.pipeline.generator, "generator")
     index = seen.selection.index
     start = seen.start
     steps = settings_of(generator).get("steps")

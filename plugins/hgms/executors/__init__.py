@@ -23,7 +23,7 @@ from hgms.executors.jobs import (
 from hgms.executors.local import Local, cores
 from hgms.executors.lookup import executor_of, executor_options, stated_executor
 from hgms.executors.shared_work import BUSY, Piece, run_together, unless_busy
-from hgms.executors.transport import ending_of, pack_job, run_message
+from hgms.executors.transport import pack_job, run_message
 from hgms_core import hookimpl
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "Tell",
     "as_error",
     "cores",
-    "ending_of",
     "executor_of",
     "executor_options",
     "function_of",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol
@@ -75,7 +75,15 @@ class Ending:
 
     @classmethod
     def of(cls, job: Job, result: Mapping[str, Any]) -> Ending:
-        """Return the ending of a job from the message that contains its outcome or its error."""
+        """Return the ending of a job from the message that contains its outcome or its error.
+
+        Raises
+        ------
+        ConfigError
+            If the machine rejected the job, because every other job would fail too.
+        """
+        if "rejected" in result:
+            raise unpack_error(result["rejected"])
         return cls(
             job=job,
             outcome=result.get("outcome"),
@@ -162,9 +170,8 @@ def function_of(name: str) -> Callable[[Mapping[str, Any], Tell], Mapping[str, A
     >>> function_of("hgms.executors.jobs:function_of") is function_of
     True
     """
-    module, _, attribute = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function: Callable[..., Any] = pkgutil.resolve_name(name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             "other-installation",

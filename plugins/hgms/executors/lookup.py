@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hgms.arguments import require
 from hgms.config.tables import merge_options
 from hgms.executors.jobs import Executor
 from hgms.plugins import Host
@@ -92,14 +93,13 @@ def stated_executor(
     """
     own = [text for text in sets if text.startswith(PREFIX)]
     if name is None:
-        if own or address is not None:
-            what = f"--set {own[0]}" if own else f"--address {address}"
-            raise ConfigError(
-                "missing-option",
-                "the option belongs to an executor, but --executor is not given",
-                place=(what,),
-                hint="add --executor ray",
-            )
+        require(
+            not own and address is None,
+            "missing-option",
+            "the option belongs to an executor, but --executor is not given",
+            place=(f"--set {own[0]}" if own else f"--address {address}",),
+            hint="add --executor ray",
+        )
         return None, list(sets)
     table: dict[str, Any] = {}
     merge_options(table, [text.removeprefix(PREFIX) for text in own])

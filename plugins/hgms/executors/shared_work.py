@@ -34,10 +34,9 @@ class Piece:
     which stores the result. It returns ``BUSY`` if another process has one of these leases
     (:func:`unless_busy`). Subclasses may decide when a job is ready, and record a failure.
 
-    ``finished`` reads the folder and returns None if work remains. ``notice`` is a message for the
-    user when the item starts; an empty text prints no message. ``result`` converts the job's
-    outcome to the result, and ``words`` summarizes the result in a short text; ``error`` is
-    the reason of a result without success.
+    ``finished`` reads the folder and returns None if work remains. ``result`` converts the job's
+    outcome to the result, and ``words`` summarizes the result in a short text; ``error`` is the
+    reason of a result without success.
     """
 
     title: str
@@ -46,7 +45,6 @@ class Piece:
     arguments: Mapping[str, Any] = Factory(dict)
     needs: Needs = Needs()
     finished: Callable[[], Any]
-    notice: Callable[[], str] = lambda: ""
     result: Callable[[Mapping[str, Any]], Any] = lambda outcome: outcome
     words: Callable[[Any], str] = lambda result: "done"
     error: Callable[[Any], HgmsError | None] = lambda result: None
@@ -201,8 +199,6 @@ class _Together:
         for piece in self.remaining():
             busy = piece in self.elsewhere or piece in self.asked.values()
             if not busy and piece.is_ready():
-                if notice := piece.notice():
-                    self.board.say(f"{piece}: {notice}")
                 self.asked[job := piece.job()] = piece
                 self.board.began(piece)
                 yield job

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hgms.arguments import require
-from hgms.executors.jobs import Ending, Job, as_error, function_of, pack_error, unpack_error
+from hgms.executors.jobs import Job, as_error, function_of, pack_error
 from hgms.runs import ignore, stoppable
 from hgms_core import ConfigError, __version__
 
@@ -87,16 +87,3 @@ def run_message(message: Mapping[str, Any]) -> dict[str, Any]:
             return {"outcome": dict(outcome)}
     except Exception as error:
         return {"error": pack_error(as_error(error))}
-
-
-def ending_of(job: Job, result: Mapping[str, Any]) -> Ending:
-    """Return how a job ended, from the result of :func:`run_message`.
-
-    Raises
-    ------
-    ConfigError
-        If the machine rejected the job, because every other job would fail too.
-    """
-    if "rejected" in result:
-        raise unpack_error(result["rejected"])
-    return Ending.of(job, result)

@@ -9,12 +9,12 @@ Examples
 """
 
 from hgms.plugins.discovery import FIRST_PARTY as FIRST_PARTY
+from hgms.plugins.discovery import PluginInfo as PluginInfo
 from hgms.plugins.discovery import canonical as canonical
 from hgms.plugins.discovery import find_entries as find_entries
 from hgms.plugins.discovery import import_plugin as import_plugin
 from hgms.plugins.host import LOG as LOG
 from hgms.plugins.host import Host as Host
-from hgms.plugins.host import PluginInfo as PluginInfo
 from hgms.plugins.host import describe as describe
 from hgms.plugins.registry import KINDS as KINDS
 from hgms.plugins.registry import NAME as NAME

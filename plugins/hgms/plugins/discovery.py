@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -30,18 +30,46 @@ Each entry of ``PROGRAMS`` is a command.
 FIRST_PARTY = "hgms"
 
 
-@frozen
-class Entry:
-    """An entry point of an installed distribution."""
+Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
+
+
+@frozen(kw_only=True)
+class PluginInfo:
+    """The status of one plugin.
+
+    - ``status``: ``incomplete`` if the plugin loaded, but some of its components were rejected.
+    - ``seconds``: the duration of its import.
+    - ``notes``: further messages about the plugin for users.
+    - ``program``: whether the plugin provides commands.
+    - ``load``: the function that imports its module.
+    """
 
     name: str
     module: str
-    distribution: str
-    version: str
-    load: Callable[[], object] = field(eq=False, repr=False)
+    distribution: str | None = None
+    version: str | None = None
+    status: Status = "loaded"
+    hooks: tuple[str, ...] = ()
+    error: str | None = None
+    install: str | None = None
+    traceback: str | None = None
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    program: bool = False
+    load: Callable[[], object] = field(default=lambda: None, eq=False, repr=False)
+
+    @property
+    def owner(self) -> str:
+        """The distribution or file: ``hgms-fastcg 2.1``, or ``file my_solver.py``."""
+        return f"{self.distribution} {self.version}" if self.distribution else f"file {self.module}"
+
+    @property
+    def vital(self) -> bool:
+        """Whether a failure is an error: the plugin is built in, or the user named it."""
+        return self.distribution in (None, FIRST_PARTY)
 
 
-def find_entries() -> dict[str, list[Entry]]:
+def find_entries() -> dict[str, list[PluginInfo]]:
     """Return the entry points of both groups in the order of their names.
 
     For equal names, built-in plugins come first, so that a third party cannot take their names.
@@ -52,17 +80,23 @@ def find_entries() -> dict[str, list[Entry]]:
     def owner_of(dist: Any) -> Any:
         return dist.metadata if dist else {"Name": "(unknown)", "Version": "?"}
 
-    entries: dict[str, list[Entry]] = {GROUP: [], PROGRAMS: []}
+    entries: dict[str, list[PluginInfo]] = {GROUP: [], PROGRAMS: []}
     for group in entries:
         for point in every.select(group=group):
             owner = owner_of(point.dist)
-            entry = Entry(point.name, point.value, owner["Name"], owner["Version"], point.load)
-            entries[group].append(entry)
+            info = PluginInfo(
+                name=point.name,
+                module=point.value,
+                distribution=owner["Name"],
+                version=owner["Version"],
+                load=point.load,
+            )
+            entries[group].append(info)
         entries[group].sort(
-            key=lambda entry: (
-                canonical(entry.name),
-                entry.distribution != FIRST_PARTY,
-                entry.distribution,
+            key=lambda info: (
+                canonical(info.name),
+                info.distribution != FIRST_PARTY,
+                info.distribution,
             )
         )
     return entries
@@ -113,7 +147,7 @@ def import_plugin(where: str) -> ModuleType:
     return module
 
 
-def install_line(plugin: Any, error: BaseException) -> str | None:
+def install_line(plugin: PluginInfo, error: BaseException) -> str | None:
     """Return the command that installs the missing package of ``error``, else None.
 
     For a module that is missing, it is the extra that the entry point names.

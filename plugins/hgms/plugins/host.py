@@ -24,23 +24,22 @@ import functools
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import pluggy
-from attrs import frozen
 
 from hgms.arguments import require
 from hgms.plugins import hookspecs
 from hgms.plugins.discovery import (
-    FIRST_PARTY,
     GROUP,
     PROGRAMS,
-    Entry,
+    PluginInfo,
+    Status,
     canonical,
     find_entries,
     import_plugin,
@@ -58,49 +57,6 @@ from hgms_core.errors import (
 )
 
 LOG = logging.getLogger("hgms.plugins")
-Status = Literal["loaded", "incomplete", "failed", "missing-extra", "blocked"]
-
-
-@frozen(kw_only=True)
-class PluginInfo:
-    """The status of one plugin.
-
-    - ``status``: ``incomplete`` if the plugin loaded, but some of its components were rejected.
-    - ``seconds``: the duration of its import.
-    - ``notes``: further messages about the plugin for users.
-    - ``program``: whether the plugin provides commands.
-    """
-
-    name: str
-    module: str
-    distribution: str | None = None
-    version: str | None = None
-    status: Status = "loaded"
-    hooks: tuple[str, ...] = ()
-    error: str | None = None
-    install: str | None = None
-    traceback: str | None = None
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
-    program: bool = False
-
-    @classmethod
-    def of(cls, entry: Entry, **settings: Any) -> PluginInfo:
-        """Return the status of an installed plugin before it is loaded."""
-        about = {
-            name: getattr(entry, name) for name in ("name", "module", "distribution", "version")
-        }
-        return cls(**(about | settings))
-
-    @property
-    def owner(self) -> str:
-        """The distribution or file: ``hgms-fastcg 2.1``, or ``file my_solver.py``."""
-        return f"{self.distribution} {self.version}" if self.distribution else f"file {self.module}"
-
-    @property
-    def vital(self) -> bool:
-        """Whether a failure is an error: the plugin is built in, or the user named it."""
-        return self.distribution in (None, FIRST_PARTY)
 
 
 class Host:
@@ -130,16 +86,16 @@ class Host:
         return cls(tolerant=tolerant).complete(plugins)
 
     @functools.cached_property
-    def installed_entries(self) -> dict[str, list[Entry]]:
+    def installed_entries(self) -> dict[str, list[PluginInfo]]:
         return find_entries()
 
     @functools.cached_property
-    def programs(self) -> dict[str, list[Entry]]:
+    def programs(self) -> dict[str, list[PluginInfo]]:
         """The providers of each command, by the name of the command.
 
         The built-in program is last, so that an installed program can replace it.
         """
-        entries: dict[str, list[Entry]] = {}
+        entries: dict[str, list[PluginInfo]] = {}
         for entry in self.installed_entries[PROGRAMS]:
             entries.setdefault(entry.name, []).insert(0, entry)
         return entries
@@ -160,19 +116,22 @@ class Host:
             if _place(info.module) == _place(where) and info.distribution is None:
                 return info
         name = Path(where).stem if where.endswith(".py") else where
-        info = PluginInfo(name=where if name in self.infos else name, module=where)
         return self._load(
-            info, lambda: plugin if isinstance(plugin, ModuleType) else import_plugin(where)
+            PluginInfo(
+                name=where if name in self.infos else name,
+                module=where,
+                load=lambda: plugin if isinstance(plugin, ModuleType) else import_plugin(where),
+            )
         )
 
-    def add_program(self, entry: Entry) -> PluginInfo:
+    def add_program(self, entry: PluginInfo) -> PluginInfo:
         """Load the program that provides a command (:attr:`programs`).
 
         Its name is the name of its module, since it may provide several commands.
         """
         if entry.module in self.infos:
             return self.infos[entry.module]
-        return self._load(PluginInfo.of(entry, name=entry.module, program=True), entry.load)
+        return self._load(attrs.evolve(entry, name=entry.module, program=True))
 
     def implementations(self, hook: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
         """Return the implementations of ``hook`` in the order of loading.
@@ -310,31 +269,30 @@ class Host:
             LOG.warning("%s", "; ".join(error.lines()))
         owners: dict[str, PluginInfo] = {}
         for entry in entries:
-            info = PluginInfo.of(entry)
-            twin = owners.setdefault(canonical(entry.name), info)
-            if twin is not info:
-                info = attrs.evolve(info, name=f"{entry.name} ({entry.distribution})")
-                alike = "" if twin.name == entry.name else " (case, - and _ are ignored)"
+            twin = owners.setdefault(canonical(entry.name), entry)
+            if twin is not entry:
+                info = attrs.evolve(entry, name=f"{entry.name} ({entry.distribution})")
                 self.blame(
                     info,
                     PluginError(
                         "duplicate-name",
-                        f"{twin.owner} has a plugin with the name {twin.name!r}{alike}",
+                        f"{twin.owner} has a plugin with the name {twin.name!r} (case, - and _ are "
+                        "ignored)",
                         place=(entry.name,),
                         hint="rename one of the plugins",
                     ),
                 )
             elif entry.name in blocked or (allowed is not None and entry.name not in allowed):
                 variable = "HGMS_DISABLE_PLUGINS" if entry.name in blocked else "HGMS_PLUGINS"
-                self._update(info, status="blocked", error=f"by {variable}")
+                self._update(entry, status="blocked", error=f"by {variable}")
             else:
-                self._load(info, entry.load)
+                self._load(entry)
 
-    def _load(self, info: PluginInfo, load: Callable[[], object]) -> PluginInfo:
+    def _load(self, info: PluginInfo) -> PluginInfo:
         watch = Watch()
         try:
             with self.watch_plugin(info) as watch:
-                self._register(info, load())
+                self._register(info, info.load())
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -346,7 +304,16 @@ class Host:
         return self.infos[info.name]
 
     def _register(self, info: PluginInfo, plugin: object) -> None:
-        _ensure_api(plugin)
+        wanted = getattr(plugin, "hgms_plugin_api", PLUGIN_API)
+        require(
+            wanted == PLUGIN_API,
+            "wrong-plugin-api",
+            f"the plugin requires plugin API {wanted!r}, but this hgms has {PLUGIN_API}",
+            hint="upgrade the older of hgms and the plugin; plugin authors set "
+            f"hgms_plugin_api = {PLUGIN_API} and follow the changelog",
+            place=("hgms_plugin_api",),
+            error=PluginError,
+        )
         known = {name for name in vars(self._manager.hook) if name.startswith("hgms_")}
         hooks = []
         for name in dir(plugin):
@@ -360,13 +327,14 @@ class Host:
                         hint="add @hookimpl",
                     )
                 continue
-            if options.get("wrapper") or options.get("hookwrapper"):
-                raise PluginError(
-                    "not-supported",
-                    f"{name} is a hook wrapper, which is not supported",
-                    place=(name,),
-                    hint="use a plain hook function",
-                )
+            require(
+                not (options.get("wrapper") or options.get("hookwrapper")),
+                "not-supported",
+                f"{name} is a hook wrapper, which is not supported",
+                place=(name,),
+                hint="use a plain hook function",
+                error=PluginError,
+            )
             hook = options.get("specname") or name
             if hook not in known:
                 raise _as_plugin_error(unknown_name("hook", hook, known, (name,)))
@@ -419,19 +387,6 @@ def _place(where: str) -> str:
     Two spellings of the path of one file therefore refer to one plugin.
     """
     return str(Path(os.path.expanduser(where)).resolve()) if where.endswith(".py") else where
-
-
-def _ensure_api(plugin: object) -> None:
-    wanted = getattr(plugin, "hgms_plugin_api", PLUGIN_API)
-    require(
-        wanted == PLUGIN_API,
-        "wrong-plugin-api",
-        f"the plugin requires plugin API {wanted!r}, but this hgms has {PLUGIN_API}",
-        hint="upgrade the older of hgms and the plugin; plugin authors set "
-        f"hgms_plugin_api = {PLUGIN_API} and follow the changelog",
-        place=("hgms_plugin_api",),
-        error=PluginError,
-    )
 
 
 def _as_plugin_error(error: HgmsError) -> PluginError:

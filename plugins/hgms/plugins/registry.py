@@ -6,6 +6,7 @@ Only the configuration and the command line use it.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,9 +16,9 @@ import attrs
 from attrs import frozen
 
 import hgms_core
-from hgms.facts import declared_name, is_package
-from hgms.plugins.discovery import FIRST_PARTY
-from hgms.plugins.host import Host, PluginInfo
+from hgms.facts import declared_name
+from hgms.plugins.discovery import FIRST_PARTY, PluginInfo
+from hgms.plugins.host import Host
 from hgms_core import (
     CandidateGenerator,
     Composition,
@@ -102,7 +103,8 @@ class Component:
         """The package that exports a class: its plugin's module, or that module's package."""
         module = self.plugin.module
         parent = module.rpartition(".")[0]
-        return parent if parent and not is_package(module) else module
+        is_package = hasattr(sys.modules.get(module), "__path__")
+        return parent if parent and not is_package else module
 
     @property
     def where(self) -> str:
@@ -230,23 +232,15 @@ def _rank(info: PluginInfo) -> int:
 
 
 def _clash(first: Component, second: Component) -> PluginError:
-    pair = (first, second)
-    who = (
-        "two plugins register"
-        if first.plugin != second.plugin
-        else f"plugin {first.plugin.name!r} registers twice"
-    )
-    owners = [f"{item.where} ({item.plugin.owner}, plugin {item.plugin.name!r})" for item in pair]
-    others = [item.plugin.name for item in reversed(pair) if not item.plugin.vital]
+    owners = [
+        f"{item.where} ({item.plugin.owner}, plugin {item.plugin.name!r})"
+        for item in (first, second)
+    ]
+    others = [item.plugin.name for item in (second, first) if not item.plugin.vital]
     block = "".join(f", or block one with HGMS_DISABLE_PLUGINS={name}" for name in others[:1])
-    kept = (
-        f"; the one of {first.plugin.owner} is used"
-        if first.plugin.vital and not second.plugin.vital
-        else ""
-    )
     return PluginError(
         "duplicate-name",
-        f"{who} the {first.kind.label} {first.name!r}{kept}",
+        f"the {first.kind.label} {first.name!r} is registered twice",
         hint="\n".join([*owners, f"rename one{block}"]),
     )
 

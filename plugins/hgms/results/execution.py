@@ -34,7 +34,5 @@ def execution_notes(runs: Iterable[StoredRun]) -> list[str]:
             )
         elif counts and rest not in counts:
             notes.append(f"{subject}: {next(iter(counts))} in all runs")
-    eager: dict[str, str] = {}
-    for run in runs:
-        eager = run.eager | eager
+    eager = {name: outcome for run in runs for name, outcome in run.eager.items()}
     return notes + [f"{name} is not compiled ({outcome})" for name, outcome in eager.items()]

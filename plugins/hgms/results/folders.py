@@ -23,7 +23,7 @@ from hgms.config import check_types
 from hgms.config.tables import parse_json, parse_toml
 from hgms.results.stored_run import StoredRun, relative
 from hgms.runs import UNCOMPARED, config_key
-from hgms.store import ROWS, SMALL, Folder, digest, is_marker, read_file
+from hgms.store import ROWS, SMALL, Folder, digest, read_file
 from hgms_core import ConfigError, HgmsError
 from hgms_core.errors import CheckpointError
 
@@ -74,23 +74,19 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
     ConfigError
         One of ``folders`` does not exist.
     """
-    runs: list[StoredRun] = []
     skipped: list[Skipped] = []
-    seen: dict[tuple[str, int], StoredRun] = {}
-    visited: set[Path] = set()
-    for path, names in _run_folders(folders):
-        if path in visited:
-            continue
-        visited.add(path)
+    runs: dict[tuple[str, int], StoredRun] = {}
+    for path, names in dict(_run_folders(folders)).items():
         try:
             run = _read_run(path, names)
         except HgmsError as error:
             skipped.append(Skipped.of(path, error))
             continue
-        same = seen.setdefault(_identity(run), run)
+        same = runs.setdefault(_identity(run), run)
         if same is run:
-            runs.append(run)
-        elif not (changed := _describe_change(same, run)):
+            continue
+        changed = _describe_change(same, run)
+        if not changed:
             label = "" if run.label == same.label else ", under another label"
             reason = f"it has the same configuration and seed as {same.path}{label}"
             skipped.append(Skipped(path, "duplicate-run", reason))
@@ -98,10 +94,10 @@ def scan(folders: str | Path | Iterable[str | Path]) -> tuple[list[StoredRun], l
             older, newer = sorted(
                 (same, run), key=lambda run: (run.path / "summary.json").stat().st_mtime_ns
             )
-            runs[runs.index(same)] = seen[_identity(run)] = newer
+            runs[_identity(run)] = newer
             reason = f"{changed} since; {newer.path} is the newer run"
             skipped.append(Skipped(older.path, "outdated-run", reason))
-    return runs, skipped
+    return list(runs.values()), skipped
 
 
 def _describe_change(run: StoredRun, other: StoredRun) -> str:
@@ -122,8 +118,6 @@ def _without_run(names: set[str]) -> CheckpointError:
     """Return the error for a folder with these names, which contains no run."""
     if "mix.toml" in names:
         return CheckpointError("unfinished-run", "hgms mix ended before the first step")
-    if all(map(is_marker, names)):
-        return CheckpointError("no-runs", "the folder is empty")
     return CheckpointError("no-runs", "the folder contains no files of a run")
 
 
@@ -173,12 +167,13 @@ def _read_run(path: Path, entries: set[str] | None = None) -> StoredRun:
             error=CheckpointError,
         )
         summary = _as_table(parse_json(data, "summary.json"), "summary.json")
-        if summary.get("status") not in ("done", "failed"):
-            raise CheckpointError(
-                "wrong-value",
-                f"status={str(summary.get('status'))[:40]!r} must be 'done' or 'failed'",
-                place=("summary.json", "status"),
-            )
+        require(
+            summary.get("status") in ("done", "failed"),
+            "wrong-value",
+            f"status={str(summary.get('status'))[:40]!r} must be 'done' or 'failed'",
+            place=("summary.json", "status"),
+            error=CheckpointError,
+        )
         if "steps.jsonl" not in names and summary["status"] == "done":
             raise _missing("steps.jsonl")
         environment = _object(path / "env.json") if "env.json" in names else {}

@@ -264,8 +264,9 @@ class Table:
             lines.append(FAILED)
         judged = [row for row in self.rows if row.ahead_of_floor is not None]
         if judged and not any(row.ahead_of_floor for row in judged):
-            which = "no method is" if len(judged) > 1 else f"{judged[0].method} is not"
-            lines.append(f"{which} better than {self.floor}, the best baseline without learning")
+            lines.append(
+                f"no method is better than {self.floor}, the best baseline without learning"
+            )
         return [*lines, self.few_seeds] if self.few_seeds else lines
 
     @property

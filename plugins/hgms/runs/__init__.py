@@ -13,7 +13,7 @@ from hgms.runs.clock import counting, total_seconds
 from hgms.runs.command_line import build_component, load
 from hgms.runs.config import SCHEMA, UNCOMPARED, RunConfig, RunSettings, tables_of_others
 from hgms.runs.execution import Compilation, Execution
-from hgms.runs.folder import RunFolder, last_row
+from hgms.runs.folder import RunFolder
 from hgms.runs.identity import config_key
 from hgms.runs.launch import device_called, record_failure, run, run_config
 from hgms.runs.matmul import Product, RouteChoice, calibrated, choose
@@ -25,8 +25,8 @@ from hgms.runs.provenance import data_of, environment, undeclared_plugins
 from hgms.runs.rank import follow_launched
 from hgms.runs.result import RunResult
 from hgms.runs.route import matrix_route
-from hgms.runs.signals import Interrupted, Interrupts, leave, leaving, stoppable
-from hgms.runs.traits import TRAITS, misfit, missing_traits, needs, suggest_trait, wanted_traits
+from hgms.runs.signals import LEAVING, Interrupted, Interrupts, stoppable
+from hgms.runs.traits import TRAITS, misfit, missing_traits, needs, suggest_trait
 from hgms.runs.watchers import StopRun, Watcher, trial_pruner
 from hgms_core import hookimpl
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
+    "LEAVING",
     "LOSS",
     "SCHEMA",
     "TRAITS",
@@ -64,9 +65,6 @@ __all__ = [
     "follow_launched",
     "higher_is_better",
     "ignore",
-    "last_row",
-    "leave",
-    "leaving",
     "line_of",
     "load",
     "load_state",
@@ -87,7 +85,6 @@ __all__ = [
     "trial_pruner",
     "undeclared_plugins",
     "unpack",
-    "wanted_traits",
 ]
 
 

@@ -12,9 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import attrs
-
-from hgms.plugins import inside
+from hgms.facts import walk_parts
 from hgms.torch_errors import is_freed_graph, is_overflow, once_differentiable
 from hgms_core import ConfigError, HgmsError, NumericalError, Record
 from hgms_core.errors import OutOfMemory
@@ -83,22 +81,15 @@ def line_of(error: BaseException, components: Iterable[object]) -> str:
     This line is closer to the cause than the line in torch.
     """
     files = set()
-    for cls in (cls for part in components for cls in _classes(part)):
-        # no file: a class of `python -c`, of a notebook, or in C
-        with contextlib.suppress(OSError, TypeError):
-            files.add(inspect.getfile(cls))
+    for part in components:
+        for _, item in walk_parts(part):
+            # no file: a class of `python -c`, of a notebook, or in C
+            with contextlib.suppress(OSError, TypeError):
+                files.add(inspect.getfile(type(item)))
     lines = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files
     ]
     return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
-
-
-def _classes(component: object) -> Iterator[type]:
-    """Yield the class of a component and the classes of its parts."""
-    cls = type(component)
-    yield cls
-    for field in attrs.fields(cls) if attrs.has(cls) else ():
-        yield from _classes(getattr(component, field.name))
 
 
 def check_numbers(record: Record, step: int) -> None:
@@ -215,13 +206,7 @@ def _memory_hints(component: object, place: str) -> Iterator[str]:
 
     Each has its place in the configuration.
     """
-    cls = type(component)
-    advice: list[str] = getattr(component, "memory_hints", list)()
-    if advice:
-        yield f"{place}: {', '.join(advice)}"
-    for field in attrs.fields(cls) if attrs.has(cls) else ():
-        part = getattr(component, field.name)
-        if attrs.has(type(part)):
-            yield from _memory_hints(
-                part, place if field.name == inside(cls) else f"{place}.{field.name}"
-            )
+    for inner, part in walk_parts(component, place):
+        advice: list[str] = getattr(part, "memory_hints", list)()
+        if advice:
+            yield f"{inner}: {', '.join(advice)}"

@@ -90,7 +90,7 @@ def run(
     """Run the configuration in the CONFIG file, and store the results in a run folder."""
     loaded = load(config, [*sets, *track], seed=seed, out=out, registry=registry)
     with Progress(enabled=not as_json) as view:
-        result = run_config(loaded, resume=resume, view=view)
+        result = run_config(loaded, resume=resume, watch=view.watch)
     summary = {**result.summary, "seconds": result.seconds, "folder": str(result.info.folder)}
     if as_json:
         print_json(

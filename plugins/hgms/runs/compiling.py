@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Callable
 from functools import partial
 
@@ -62,13 +61,15 @@ class StepCompiler:
         self.earlier = self.execution.compile
         if self.earlier is None or not self.earlier.wanted:
             return problem
-        self.programs = programs = self.earlier.programs(clock.now)
+        self.programs = programs = Programs(clock=clock.now)
+        programs.outcomes |= self.earlier.eager  # these functions are not compiled again
 
         def begin(name: str) -> None:
             before(name)
             if not self.is_announced:
                 self.is_announced = True
-                announce()
+                with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+                    click.echo(ANNOUNCEMENT, err=True)
 
         programs.before = begin
         clock.apart = lambda: programs.seconds
@@ -107,18 +108,11 @@ class StepCompiler:
     def save(self) -> None:
         """Record which functions are compiled."""
         if self.earlier is not None and self.programs is not None:
-            compiled = self.earlier.with_those_of(self.programs)
+            outcomes = {**self.earlier.outcomes, **self.programs.outcomes}
+            compiled = attrs.evolve(self.earlier, seconds=self.seconds, outcomes=outcomes)
             self._record(attrs.evolve(self.execution, compile=compiled))
 
     def _record(self, execution: Execution) -> None:
         if execution != self.execution:
             self.recorder.note(KEY, execution.as_table())
         self.execution = execution
-
-
-def announce() -> None:
-    """Announce the first compilation on the terminal."""
-    # a worker of a comparison has no separate terminal
-    if multiprocessing.parent_process() is None:
-        with contextlib.suppress(OSError, ValueError):
-            click.echo(ANNOUNCEMENT, err=True)

@@ -21,7 +21,7 @@ from hgms.config.as_table import AT_REST, plain
 from hgms.config.convert import structure
 from hgms.config.invalid import init_fields, spell, type_hints
 from hgms.config.tables import overridden
-from hgms.facts import needs_of, traits_of
+from hgms.facts import metrics_of, needs_of, traits_of
 from hgms.plugins import Component, Registry, inside
 from hgms.runs.traits import TRAITS, needs
 from hgms_core import Composition, HgmsError, Method, Pipeline
@@ -52,8 +52,12 @@ def description(component: Component, registry: Registry) -> dict[str, Any]:
         fields += [
             field | {"required": False, "default": AT_REST.get(field["name"])} for field in wrapped
         ]
-    about = _about_task(target) if component.kind.name == "task" else {}
-    return row | {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields} | about
+    row |= {"doc": inspect.cleandoc(target.__doc__ or ""), "fields": fields}
+    if component.kind.name == "task":
+        traits = traits_of(target)
+        row["metrics"] = dict(metrics_of(target))
+        row["traits"] = None if traits is None else sorted(traits)
+    return row
 
 
 def show(component: Component, known: Mapping[str, Any]) -> None:
@@ -200,11 +204,6 @@ def _parts(validator: Any) -> Iterator[Any]:
 
 # --- tasks
 # --------------------------------------------------------------------------------------------------
-
-
-def _about_task(target: Any) -> dict[str, Any]:
-    traits = traits_of(target)
-    return {"metrics": dict(target.metrics), "traits": None if traits is None else sorted(traits)}
 
 
 def _task_lines(known: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ import cattrs
 import torch
 from attrs import Factory, evolve, frozen
 
-from hgms.compiled import COMPILERS, Programs
+from hgms.compiled import COMPILERS
 from hgms.config import Budget
 from hgms.runs.config import RunSettings
 from hgms.runs.matmul import RouteChoice, calibrated
@@ -153,15 +153,6 @@ class Compilation:
         """The functions that could not be compiled, with the reason."""
         return {name: why for name, why in self.outcomes.items() if why.startswith("eager")}
 
-    def programs(self, clock: Callable[[], float]) -> Programs:
-        """Return the compiler for a run that resumes from here.
-
-        It does not retry a function that could not be compiled.
-        """
-        programs = Programs(clock=clock)
-        programs.outcomes |= self.eager
-        return programs
-
     def confirm(self, eager: float, compiled: float) -> Compilation:
         """Return the decision after steps of both kinds: eager steps if compiled ones are slower.
 
@@ -176,14 +167,6 @@ class Compilation:
             return evolve(self, measured=measured)
         reason = f"a compiled step takes {compiled:.2g} s, an eager step {eager:.2g} s"
         return evolve(self, wanted=False, reason=reason, measured=measured)
-
-    def with_those_of(self, programs: Programs) -> Compilation:
-        """Return this compilation with the functions that were compiled since."""
-        return evolve(
-            self,
-            seconds=self.seconds + programs.waited,
-            outcomes={**self.outcomes, **programs.outcomes},
-        )
 
 
 def device_of(problem: Problem) -> str:

@@ -32,7 +32,7 @@ from hgms import store
 from hgms.arguments import require
 from hgms.runs.checkpoint import state_bytes, state_of
 from hgms.runs.identity import differences, is_same, text_key
-from hgms.store import LEASE, Folder, Manifest
+from hgms.store import Folder, Manifest
 from hgms_core import State
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
@@ -127,15 +127,6 @@ class RunFolder:
         return Folder(self.path, text_key(text))
 
     # --- claims
-
-    @property
-    def in_use(self) -> bool:
-        """Whether there is a sign that a process has claimed the folder.
-
-        A killed process also leaves this sign. For a reliable result, claim the folder
-        (:meth:`claimed`).
-        """
-        return os.path.lexists(self.path / LEASE)
 
     @contextlib.contextmanager
     def claim(
@@ -292,7 +283,7 @@ class RunFolder:
         own.ensure_held()
         manifest = own.manifest()
         has_state = "state" in manifest.facts
-        if SUMMARY in manifest.files or not (has_state or manifest.is_new):
+        if SUMMARY in manifest.files or not (has_state or manifest.status == "new"):
             own.commit(
                 [],
                 keep=[name for name in manifest.files if name != SUMMARY] if has_state else [],
@@ -384,24 +375,18 @@ class RunFolder:
         return store.json_digest([manifest.files[name].sha256 for name in names])
 
 
-def last_row(path: Path) -> dict[str, Any]:
-    """Return the last complete line of a log; empty without one."""
+def last_seconds(path: Path) -> float | None:
+    """Return the clock in the last complete line of a file of timings; None without one."""
     if not os.path.lexists(path):
-        return {}
+        return None
     with store.open_file(path, store.ROWS) as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(-min(stream.tell(), 1 << 16), os.SEEK_CUR)
         lines = stream.read().split(b"\n")
-    with contextlib.suppress(ValueError, IndexError, RecursionError):
-        row = json.loads(lines[-2])
-        return row if isinstance(row, dict) else {}
-    return {}
-
-
-def last_seconds(path: Path) -> float | None:
-    """Return the clock in the last complete line of a file of timings; None without one."""
-    seconds = last_row(path).get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) else None
+    with contextlib.suppress(ValueError, IndexError, AttributeError, RecursionError):
+        seconds = json.loads(lines[-2]).get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) else None
+    return None
 
 
 def step_rows(data: bytes, path: Path) -> Iterator[dict[str, Any]]:

@@ -5,11 +5,10 @@ A configuration defines the device, the problem and the folder of the run.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
@@ -39,9 +38,6 @@ from hgms.store import hold_lease, replace_file
 from hgms_core import ConfigError, Method, Problem, RunInfo
 from hgms_core.arguments import brief, check_part
 from hgms_core.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from hgms.runs.progress import View
 
 
 @check_arguments("method", "problem", "watch")
@@ -223,16 +219,15 @@ def run_config(
     config: RunConfig,
     *,
     resume: bool = False,
-    view: View | None = None,
-    watch: Watcher | None = None,
+    watch: Watcher = ignore,
     path: Path | None = None,
     patience: float | None = None,
     execution: Execution | None = None,
 ) -> RunResult:
     """Run a configuration in the folder ``path`` (``None``: the folder of the configuration).
 
-    ``view`` displays the progress, or ``watch`` is called after every step. If another
-    process writes to the folder, wait for ``patience`` seconds (``None``: until that process is
+    ``watch`` is called after every step, for example to display the progress. If another process
+    writes to the folder, wait for ``patience`` seconds (``None``: until that process is
     known to be alive).
 
     A finished run that is resumed is read back, not run again. ``execution`` defines how steps are
@@ -268,10 +263,8 @@ def run_config(
             role=config.role,
         )
         recorder = Recorder(folder=folder, resume=resume, patience=patience, word="--resume")
-        seen = watch or (view.watch if view is not None else ignore)
-        return Run(
-            plan=plan, recorder=recorder, observers=Observers(watch=seen, host=host)
-        ).carry_out()
+        observers = Observers(watch=[watch], host=host)
+        return Run(plan=plan, recorder=recorder, observers=observers).carry_out()
 
 
 def _look_for_others(folder: RunFolder, config: RunConfig) -> None:
@@ -281,17 +274,12 @@ def _look_for_others(folder: RunFolder, config: RunConfig) -> None:
     """
     label = config.run.label or config.method_name
     runs = folder.path.parent.parent.glob(f"{label}-*/{folder.path.name}")
+    text = config.to_toml()
     for other in map(RunFolder, sorted(runs)):
-        if _holds(other, config):
+        if other.config.exists() and other.holds(text):
             before = other.read_environment()
             ensure_same_inputs(before, config.task, config.method, str(other.path))
     LOG.warning("there is nothing to resume in %s; a new run begins", folder.path)
-
-
-def _holds(folder: RunFolder, config: RunConfig) -> bool:
-    with contextlib.suppress(CheckpointError):
-        return folder.holds(config.to_toml())
-    return False
 
 
 def device_called(name: str) -> torch.device:
@@ -343,11 +331,4 @@ def record_failure(folder: RunFolder, config: RunConfig, error: str) -> None:
         step = int(records[-1]["step"]) if records else 0
         if not folder.config.exists():  # it ended before its first step
             replace_file(folder.config, config.to_toml().encode())
-        role = {"role": config.role} if config.role else {}
-        folder.write_summary(
-            {
-                **summarise(config.info, "failed", step, records, error),
-                **role,
-                "validation_loss": None,
-            }
-        )
+        folder.write_summary(summarise(config.info, "failed", step, records, error, config.role))

@@ -355,7 +355,9 @@ class Run:
         It contains the validation loss if the run is done, or if a NumericalError ended it.
         """
         rows = self.recorder.rows
-        summary = summarise(self.info, status, self.position.step, rows, str(error or ""))
+        summary = summarise(
+            self.info, status, self.position.step, rows, str(error or ""), self.plan.role
+        )
         if self.observers.stopped is not None:
             summary["stopped_by"] = self.observers.stopped
             has_metrics = any(name.startswith("metric.") for name in rows[-1])
@@ -364,11 +366,7 @@ class Run:
         untrained = find(self.plan.method, HasPlaceholder)
         if untrained is not None and untrained.placeholder_reason:
             summary["untrained"] = untrained.placeholder_reason
-        if self.plan.role:
-            summary["role"] = self.plan.role
         if error is None or isinstance(error, NumericalError):
             theta, x = self.plan.method.result(self.position.state)
             summary = judge_result(summary, self.stepper.problem, theta, x, rows)
-        else:
-            summary["validation_loss"] = None
         return summary

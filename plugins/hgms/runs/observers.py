@@ -12,7 +12,7 @@ from typing import Any
 from attrs import define, field
 
 from hgms.plugins import Host
-from hgms.runs.watchers import StopRun, Watcher, watchers
+from hgms.runs.watchers import StopRun, Watcher, check_watchers
 from hgms_core import Record, RunInfo
 
 
@@ -28,7 +28,7 @@ class Observers:
     the run. ``stopped`` names the observer that ended the run before its budget, and the reason.
     """
 
-    watch: list[Watcher] = field(default=ignore, converter=watchers)
+    watch: Sequence[Watcher] = field(factory=list, validator=check_watchers)
     host: Host | None = None
     stopped: str | None = field(default=None, init=False)
 

@@ -20,8 +20,9 @@ from typing import Any
 import attrs
 import torch
 
+from hgms.arguments import require
 from hgms.config.fingerprinting import FIRST_PARTY, fingerprint, source_digests
-from hgms.facts import metric_rows_of, metrics_of, version_of
+from hgms.facts import metric_rows_of, metrics_of, version_of, walk_parts
 from hgms.plugins import Host
 from hgms.store import digest
 from hgms_core import ConfigError, HgmsError
@@ -44,19 +45,11 @@ def digests(value: Any) -> dict[str, str]:
     {}
     """
     known = {}
-
-    def walk(item: Any) -> None:
-        if isinstance(item, list | tuple):
-            for part in item:
-                walk(part)
-        elif attrs.has(cls := type(item)):
-            own = cls.__module__.partition(".")[0] not in FIRST_PARTY
-            if own and (digest := _digest(cls.__module__) or fingerprint(cls)):
-                known[f"{cls.__module__}:{cls.__qualname__}"] = digest
-            for field in attrs.fields(cls):
-                walk(getattr(item, field.name))
-
-    walk(value)
+    for _, part in walk_parts(value):
+        cls = type(part)
+        own = attrs.has(cls) and cls.__module__.partition(".")[0] not in FIRST_PARTY
+        if own and (digest := _digest(cls.__module__) or fingerprint(cls)):
+            known[f"{cls.__module__}:{cls.__qualname__}"] = digest
     return dict(sorted(known.items()))
 
 
@@ -139,31 +132,34 @@ def ensure_same_inputs(before: Mapping[str, Any], task: Any, method: Any, place:
     about = about if isinstance(about, Mapping) else {}
     now = json.loads(json.dumps({**about_task(task), "code": digests([task, method])}))
     hint = "run without resuming to start a new run, or restore {}"
-    if about.get("data_fingerprint") != now.get("data_fingerprint") and about:
-        raise CheckpointError(
-            "data-changed",
-            "the files of the task have changed since this run began",
-            place=(place,),
-            hint=hint.format("the files"),
-        )
+    require(
+        not about or about.get("data_fingerprint") == now.get("data_fingerprint"),
+        "data-changed",
+        "the files of the task have changed since this run began",
+        place=(place,),
+        hint=hint.format("the files"),
+        error=CheckpointError,
+    )
     code = before.get("code")
     code = code if isinstance(code, Mapping) else now["code"]
     names = [name for name, digest in now["code"].items() if code.get(name) != digest]
-    if names:
-        raise CheckpointError(
-            "code-changed",
-            f"the code of {', '.join(names)} has changed since this run began",
-            place=(place,),
-            hint=hint.format("the code"),
-        )
-    if about and about.get("version") != now["version"]:
-        raise CheckpointError(
-            "other-settings",
-            f"this run belongs to version {about.get('version')} of the task, but the task has "
-            f"version {now['version']}",
-            place=(place,),
-            hint=hint.format("the version"),
-        )
+    require(
+        not names,
+        "code-changed",
+        f"the code of {', '.join(names)} has changed since this run began",
+        place=(place,),
+        hint=hint.format("the code"),
+        error=CheckpointError,
+    )
+    require(
+        not about or about.get("version") == now["version"],
+        "other-settings",
+        f"this run belongs to version {about.get('version')} of the task, but the task has "
+        f"version {now['version']}",
+        place=(place,),
+        hint=hint.format("the version"),
+        error=CheckpointError,
+    )
 
 
 def about_task(task: Any) -> dict[str, Any]:

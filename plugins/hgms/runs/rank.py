@@ -23,6 +23,7 @@ from hgms.distributed import (
 )
 from hgms.runs.config import RunConfig, RunSettings
 from hgms.runs.route import matrix_route
+from hgms.runs.threads import number_of_threads
 from hgms_core import ConfigError, Method, Problem
 from hgms_core.capabilities import Sharded, find
 from hgms_core.components import evolve
@@ -77,22 +78,19 @@ def on_ranks(
     exact = evolve(
         settings, compile=False, matmul="exact" if settings.matmul == "auto" else settings.matmul
     )
-    before = torch.get_num_threads()
-    if launcher_rank() is None:
-        threads = settings.threads or max(1, before // count)
-        torch.set_num_threads(threads)
-        arguments = {"config": config.as_dict(), "plugins": plugins}
-        ranks = start(count, device, "hgms.runs.follower", arguments, threads)
-    else:
-        rank = ensure_launched(count)
-        ranks = Ranks(rank, count)
-        join(rank, count, device_of(device, rank), LAUNCHED)
-    try:
+    with number_of_threads(None):
+        if launcher_rank() is None:
+            threads = settings.threads or max(1, torch.get_num_threads() // count)
+            torch.set_num_threads(threads)
+            arguments = {"config": config.as_dict(), "plugins": plugins}
+            ranks = start(count, device, "hgms.runs.follower", arguments, threads)
+        else:
+            rank = ensure_launched(count)
+            ranks = Ranks(rank, count)
+            join(rank, count, device_of(device, rank), LAUNCHED)
         with contextlib.closing(ranks):
             sharded = is_sharded(config)
             yield OnRanks(place_parts(config.method, count, device, sharded), ranks, sharded), exact
-    finally:
-        torch.set_num_threads(before)
 
 
 def follow_launched(config: RunConfig, device: torch.device) -> None:

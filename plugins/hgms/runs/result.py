@@ -132,9 +132,10 @@ def summarise(
     status: str,
     step: int,
     records: Sequence[Mapping[str, Any]],
-    error: str | None = None,
+    error: str,
+    role: str,
 ) -> dict[str, Any]:
-    """Return the summary of a run.
+    """Return the summary of a run, without a validation loss.
 
     It does not contain the clock, so it is the same for every run with the same seed.
     """
@@ -155,6 +156,8 @@ def summarise(
             for key, value in last.items()
             if key.startswith("cost_")
         },
+        **({"role": role} if role else {}),
+        "validation_loss": None,
     }
 
 

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import click
 
@@ -50,23 +50,14 @@ class Interrupted(KeyboardInterrupt):
         return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
 
 
-_LEAVING = threading.Event()
+LEAVING = threading.Event()
+"""Set if the provider of this machine has requested this process to end.
+
+From then on, a SystemExit is not a failure of the run.
+"""
 
 
-def leave() -> None:
-    """Record that the provider of this machine has requested this process to end.
-
-    From now on, a SystemExit is not a failure of the run.
-    """
-    _LEAVING.set()
-
-
-def leaving() -> bool:
-    """Return whether :func:`leave` was called."""
-    return _LEAVING.is_set()
-
-
-class Interrupts:
+class Interrupts(contextlib.ExitStack):
     """Let the current step finish after the first Ctrl-C, SIGTERM or SIGHUP.
 
     All written files are then complete. The first signal also prints a message to standard error. A
@@ -76,16 +67,13 @@ class Interrupts:
     """
 
     def __init__(self, compiling: Callable[[], bool] = lambda: False) -> None:
+        super().__init__()
         self.number: int | None = None
         self._compiling = compiling
-        self._handling = _handling(self._stop, STOPS)
 
-    def __enter__(self) -> Interrupts:
-        self._handling.__enter__()
+    def __enter__(self) -> Self:
+        self.enter_context(_handling(self._stop, STOPS))
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._handling.__exit__(*error)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         if self.number is not None:

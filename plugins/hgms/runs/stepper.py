@@ -12,6 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from hgms.arguments import require
 from hgms.runs.advice import check_growth, check_numbers
 from hgms_core import ConfigError, Method, Outcome, Problem, Record, Sources, State, Tree, norm
 from hgms_core.capabilities import Finishes, find
@@ -69,14 +70,14 @@ class Stepper:
 
     def check_budget(self, position: Position) -> None:
         """Raise ConfigError if the budget counts oracle calls but recent steps made no calls."""
-        if self.in_calls and position.idle >= IDLE_STEPS:
-            raise ConfigError(
-                "budget-cannot-end",
-                f"the method recorded 0 oracle calls in {IDLE_STEPS:,} steps, up to step "
-                f"{position.step}, so a budget in calls cannot end",
-                place=("budget",),
-                hint="use steps or seconds, or record oracle_calls in each step",
-            )
+        require(
+            not self.in_calls or position.idle < IDLE_STEPS,
+            "budget-cannot-end",
+            f"the method recorded 0 oracle calls in {IDLE_STEPS:,} steps, up to step "
+            f"{position.step}, so a budget in calls cannot end",
+            place=("budget",),
+            hint="use steps or seconds, or record oracle_calls in each step",
+        )
 
     def read(
         self, position: Position, outcome: Any, counted: Mapping[str, int]
@@ -86,14 +87,14 @@ class Stepper:
         ``counted`` are the counters of the problem before the step.
         """
         state, raw = pair_of("step", "(state, record)", outcome)
-        if self.in_calls and "oracle_calls" not in raw:
-            raise ConfigError(
-                "wrong-result",
-                f"the records of method {self.name!r} have no oracle_calls, which a budget "
-                "in calls requires",
-                place=("method", "step", "oracle_calls"),
-                hint="record the calls of all steps so far, or use a budget in steps or seconds",
-            )
+        require(
+            not self.in_calls or "oracle_calls" in raw,
+            "wrong-result",
+            f"the records of method {self.name!r} have no oracle_calls, which a budget "
+            "in calls requires",
+            place=("method", "step", "oracle_calls"),
+            hint="record the calls of all steps so far, or use a budget in steps or seconds",
+        )
         counters = self.counters()
         grown = {f"step_{name}": value - counted.get(name, 0) for name, value in counters.items()}
         theta, x = self.result(state, position.step)
@@ -139,14 +140,14 @@ class Stepper:
         theta, x = pair_of("result", "(theta, x)", self.method.result(state))
         pairs = (("theta", theta, self.problem.theta0), ("x", x, self.problem.x0))
         for name, own, start in () if step else pairs:
-            kinds = [{key: _shape_of(leaf) for key, leaf in tree.items()} for tree in (own, start)]
-            if own and kinds[0] != kinds[1]:
-                raise ConfigError(
-                    "wrong-result",
-                    f"{name} of method {self.name!r} has the leaves {leaves_of(own)}, but "
-                    f"the problem has {leaves_of(start)}",
-                    place=("method", "result", name),
-                )
+            shapes = {key: getattr(leaf, "shape", None) for key, leaf in own.items()}
+            require(
+                not own or shapes == {key: leaf.shape for key, leaf in start.items()},
+                "wrong-result",
+                f"{name} of method {self.name!r} has the leaves {leaves_of(own)}, but "
+                f"the problem has {leaves_of(start)}",
+                place=("method", "result", name),
+            )
         return theta, x
 
     def start(self, position: Position) -> Record:
@@ -267,7 +268,3 @@ def _move_to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
         part.clone().view(value.dtype).reshape(value.shape)
         for part, value in zip(parts, tensors, strict=True)
     ]
-
-
-def _shape_of(leaf: object) -> torch.Size | None:
-    return leaf.shape if isinstance(leaf, Tensor) else None

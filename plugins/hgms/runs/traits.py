@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
-
-from hgms.facts import name_of, needs_of, traits_of
-from hgms_core import ConfigError
+from hgms.arguments import require
+from hgms.facts import name_of, needs_of, traits_of, walk_parts
 from hgms_core.errors import closest
 
 TRAITS: Mapping[str, str] = {
@@ -56,11 +54,10 @@ def needs(component: Any) -> dict[str, str]:
     >>> needs(Estimator(Solver()))
     {'smooth-lower': 'my-solver'}
     """
-    cls = type(component)
-    traits = dict.fromkeys(sorted(needs_of(component)), name_of(component))
-    for field in attrs.fields(cls) if attrs.has(cls) else ():
-        for trait, part in needs(getattr(component, field.name)).items():
-            traits.setdefault(trait, part)
+    traits: dict[str, str] = {}
+    for _, part in walk_parts(component):
+        for trait in sorted(needs_of(part)):
+            traits.setdefault(trait, name_of(part))
     return traits
 
 
@@ -99,27 +96,25 @@ def suggest_trait(trait: str) -> str | None:
     )
 
 
-def wanted_traits(lacking: Mapping[str, str]) -> str:
-    """Return the missing traits as the end of a sentence."""
+def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
+    """Return a sentence with the method and the traits that the task lacks."""
     wants = [
         TRAITS.get(trait, trait) + (f" (its part {part!r})" if part else "")
         for trait, part in lacking.items()
     ]
-    return f"it requires {' and '.join(wants)}"
-
-
-def misfit(method_name: str, task_name: str, lacking: Mapping[str, str]) -> str:
-    """Return a sentence with the method and the traits that the task lacks."""
-    return f"method {method_name!r} cannot run on task {task_name!r}: {wanted_traits(lacking)}"
+    return (
+        f"method {method_name!r} cannot run on task {task_name!r}: it requires "
+        f"{' and '.join(wants)}"
+    )
 
 
 def ensure_fits(method: Any, task: Any, method_name: str | None = None) -> None:
     """Raise :class:`ConfigError` if ``method`` requires traits that ``task`` lacks."""
-    lacking = missing_traits(method, task)
-    if lacking:
-        raise ConfigError(
-            "not-supported",
-            misfit(method_name or method.name, task.name, lacking),
-            place=("method",),
-            hint="run `hgms describe NAME` for the traits of a task or the needs of a method",
-        )
+    lacking = missing_traits(method, task) or {}
+    require(
+        not lacking,
+        "not-supported",
+        misfit(method_name or name_of(method), name_of(task), lacking),
+        place=("method",),
+        hint="run `hgms describe NAME` for the traits of a task or the needs of a method",
+    )

@@ -11,7 +11,7 @@ A run that a watcher ends is done, and its result is the result after that step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hgms.packages import optional_module
@@ -81,30 +81,16 @@ def trial_pruner(trial: Any, metric: str) -> Watcher:
     optuna = optional_module("optuna", "pruning", "optuna")
 
     def watch(_info: RunInfo, record: Record, _share: float) -> None:
-        value = metric_of(record, metric)
-        if value is not None:
-            trial.report(value, int(record["step"]))
+        value = record.get(f"metric.{metric}", record.get(metric))
+        if isinstance(value, int | float) and math.isfinite(value):
+            trial.report(float(value), int(record["step"]))
             if trial.should_prune():
                 raise optuna.TrialPruned(f"pruned at step {record['step']}: {metric} {value:.6g}")
 
     return watch
 
 
-def metric_of(record: Mapping[str, Any], name: str) -> float | None:
-    """Return the finite value of a metric, or of another number, in a row; else ``None``."""
-    value = record.get(f"metric.{name}", record.get(name))
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def watchers(watch: Watcher | Sequence[Watcher]) -> list[Watcher]:
-    """Return one function or several functions as a list.
-
-    Raises
-    ------
-    ConfigError
-        If an item cannot be called with the arguments of a watcher.
-    """
-    several: list[Any] = list(watch) if isinstance(watch, list | tuple) else [watch]
-    for item in several:
+def check_watchers(_observers: object, _attribute: object, watch: Sequence[Watcher]) -> None:
+    """Raise ConfigError if a function cannot be called with the arguments of a watcher."""
+    for item in watch:
         check_function("watch", item, "info", "record", "share")
-    return several

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from hgms.arguments import require
 from hgms_core.errors import CheckpointError
 from hgms_core.torch_errors import first_line
 
@@ -59,15 +60,22 @@ def open_file(path: Path, most: int, hint: str | None = None) -> Iterator[IO[byt
             raise OSError(errno.ELOOP, "")
         with os.fdopen(os.open(path, flags), "rb") as stream:
             about = os.fstat(stream.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise CheckpointError(
-                    "not-a-file", "the path is not a regular file", place=(str(path),), hint=hint
-                )
-            if about.st_size > most:
-                size = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
-                raise CheckpointError(
-                    "too-large", f"the file is larger than {size}", place=(str(path),), hint=hint
-                )
+            require(
+                stat.S_ISREG(about.st_mode),
+                "not-a-file",
+                "the path is not a regular file",
+                place=(str(path),),
+                hint=hint,
+                error=CheckpointError,
+            )
+            require(
+                about.st_size <= most,
+                "too-large",
+                f"the file is larger than {most / 2**20:,.4g} MiB",
+                place=(str(path),),
+                hint=hint,
+                error=CheckpointError,
+            )
             yield stream
     except OSError as error:
         if error.errno == errno.ELOOP:

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from attrs import asdict, field, frozen
 
+from hgms.arguments import require
 from hgms.store import files
 from hgms.store.digests import Digest, digest, file_digest
 from hgms.store.lease import LEASE, Lease, hold_lease, is_marker
@@ -54,10 +55,6 @@ class Manifest:
     status: str = "new"
     facts: Mapping[str, Any] = field(factory=dict)
     files: Mapping[str, FileRecord] = field(factory=dict)
-
-    @property
-    def is_new(self) -> bool:
-        return self.status == "new"
 
 
 @frozen(eq=False)
@@ -132,13 +129,14 @@ class Folder:
         manifest = read_manifest(self.path)
         if manifest is None:
             return Manifest(key=self.key)
-        if manifest.key != self.key:
-            raise CheckpointError(
-                "other-settings",
-                "the folder belongs to other settings or data",
-                place=(str(self.path / MANIFEST),),
-                hint=f"use another folder, or remove {self.path}; it is unchanged",
-            )
+        require(
+            manifest.key == self.key,
+            "other-settings",
+            "the folder belongs to other settings or data",
+            place=(str(self.path / MANIFEST),),
+            hint=f"use another folder, or remove {self.path}; it is unchanged",
+            error=CheckpointError,
+        )
         return manifest
 
     def is_done(self) -> bool:

@@ -135,7 +135,7 @@ def reweight(
         result = run_config(
             evolve(config, run=evolve(config.run, ranks=1)) if alone else config,
             resume=True,
-            view=view or Progress(enabled=False),
+            watch=(view or Progress(enabled=False)).watch,
             path=folder,
         )
     weights = weights_of(result.records[-1])

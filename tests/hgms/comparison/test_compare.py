@@ -43,7 +43,7 @@ with hold_lease(Path({str(config.parent)!r}), patience=None):
     os._exit(0)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert RunFolder(config.parent).in_use
+    assert (config.parent / ".lease").exists()
     files = sorted(config.parent.iterdir())
     (config.parent / "checkpoint-1.safetensors").write_bytes(b"")
     assert run(tmp_path, seeds=1).complete

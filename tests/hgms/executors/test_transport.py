@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.helpers import rejects
 
-from hgms.executors import Job, Needs, ending_of, pack_job, run_message, transport
+from hgms.executors import Ending, Job, Needs, pack_job, run_message, transport
 from hgms_core import ConfigError
 
 
@@ -70,7 +70,7 @@ def test_another_installation_and_a_folder_that_is_not_there_are_refused() -> No
         result = run_message(message(made, **changes))
         assert list(result) == ["rejected"]
         with rejects(code, *place, of=ConfigError):
-            ending_of(made, result)
+            Ending.of(made, result)
 
 
 def test_a_build_of_torch_for_another_device_is_accepted() -> None:
@@ -82,5 +82,5 @@ def test_a_build_of_torch_for_another_device_is_accepted() -> None:
 
 def test_an_error_comes_back_with_its_code_and_place() -> None:
     made = job(raises=True)
-    ending = ending_of(made, run_message(message(made)))
+    ending = Ending.of(made, run_message(message(made)))
     assert (getattr(ending.error, "place", None), ending.outcome) == (ERROR.place, None)

@@ -57,7 +57,7 @@ def test_the_manifest_records_key_status_facts_and_files(folder: Folder) -> None
 
 def test_a_new_folder_has_no_record_and_no_file(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "new", "key")
-    assert folder.manifest().is_new
+    assert folder.manifest().status == "new"
     assert not folder.is_done()
     assert folder.read_log("log") == b""
     assert not folder.path.exists()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from hgms.executors import Ending, Job, Report, ending_of, pack_job, run_message
+from hgms.executors import Ending, Job, Report, pack_job, run_message
 from hgms.packages import optional_module
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
@@ -120,7 +120,7 @@ class Ray:
             raise KeyboardInterrupt from None
         except self._ray.exceptions.RayError as error:
             return Ending(job=job, lost=f"its worker is gone ({first_line(error)[:200]})")
-        return ending_of(job, result)
+        return Ending.of(job, result)
 
     def _interrupt(self, running: list[Any]) -> None:
         """Raise a KeyboardInterrupt in every task, which then saves its state.

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from attrs import define, field
 
-from hgms.executors import Ending, Job, Report, ending_of, pack_job, run_message
+from hgms.executors import Ending, Job, Report, pack_job, run_message
 from hgms.packages import optional_module
-from hgms.runs import leave
+from hgms.runs import LEAVING
 from hgms_core import ConfigError
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
@@ -132,7 +132,7 @@ class Slurm:
             return Ending(
                 job=job, lost=f"its batch job {task.job_id} is gone ({first_line(error)[:200]})"
             )
-        return ending_of(job, result)
+        return Ending.of(job, result)
 
     def _interrupt(self) -> None:
         """Let every job save its state and then leave the queue."""
@@ -155,7 +155,7 @@ class Work:
 
         The job then resumes from the run's checkpoint.
         """
-        leave()
+        LEAVING.set()
         return _submitit().helpers.DelayedSubmission(Work(), message)
 
 

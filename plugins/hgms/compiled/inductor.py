@@ -1,0 +1,97 @@
+"""Compile a graph of tensor operations with torch's inductor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from hgms.compiled.cuda_graphs import Runner
+from hgms.compiled.library import Library, is_on_cpu, plain
+from hgms.compiled.scratch import scratch_memory
+from hgms.compiled.trace import retraced
+
+ON_CPU = {
+    "compile_threads": 1,
+    "cpp_wrapper": True,
+    "cpp.vec_isa_ok": True,
+    "fx_graph_cache": False,
+    "pattern_matcher": False,
+}
+"""Settings of inductor. All kernels of a function are in one C++ file, which this process compiles:
+one file per kernel takes twice as long, and a pool of processes takes longer to start. The check of
+vector instructions would compile a program with them, but an invalid program fails as well. The
+library is stored, so torch need not store it. Patterns of attention and of joined products are for
+large models, and their preparation takes a second.
+"""
+ON_GPU = {"triton.cudagraphs": False}
+"""HGMS records the functions itself, independent of torch's settings in the environment."""
+KERNELS = "torch/csrc/inductor/cpp_prefix.h"
+"""The header of inductor's kernels."""
+
+
+def compile_graph(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
+    """Return the graph compiled for contiguous inputs of these shapes.
+
+    ``settings`` are settings of inductor.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    if is_on_cpu(leaves):
+        return _compile_on_cpu(graph, leaves, settings)
+    examples: list[Any] = [leaf.contiguous() for leaf in plain(leaves)]
+    with torch._inductor.config.patch({**ON_GPU, **settings}):
+        program: Any = compile_fx(copy.deepcopy(graph), examples)
+    return lambda inputs: program(*plain(inputs))
+
+
+def _compile_on_cpu(
+    graph: GraphModule, leaves: Sequence[Tensor], settings: dict[str, Any]
+) -> Runner:
+    """Compile the operations of the graph without torch's autograd for compilers.
+
+    The graph has no gradients, and does not change its inputs. Torch would trace it in several
+    layers, which takes a tenth of the time to the first step.
+    """
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with (
+        torch._inductor.config.patch({**ON_CPU, **settings}),
+        scratch_memory(),
+        precompiled_headers(),
+        torch.no_grad(),
+        enable_python_dispatcher(),
+    ):
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        inputs = [mode.from_tensor(leaf, static_shapes=True) for leaf in plain(leaves)]
+        functional = retraced(graph, inputs, select_decomp_table())
+        functional = _recursive_joint_graph_passes(functional, input_device=torch.device("cpu"))
+        outputs = next(reversed(functional.graph.nodes))
+        outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
+        compiled: Any = compile_fx_inner(functional, inputs, cpp_wrapper=True, is_inference=True)
+    return Library.of(compiled) or (lambda inputs: compiled(plain(inputs)))
+
+
+def precompiled_headers() -> AbstractContextManager[Any]:
+    """Precompile all headers of a C++ file, once per machine: without the headers of its kernels,
+    each file takes a third longer.
+    """
+    from torch._inductor.codecache import CppWrapperCodeCache
+
+    find = CppWrapperCodeCache._get_uncompiled_header
+
+    def headers(device: str) -> str | None:
+        found = find(device)
+        return found and f"{found}>\n#include <{KERNELS}"
+
+    return patch.object(CppWrapperCodeCache, "_get_uncompiled_header", headers)
