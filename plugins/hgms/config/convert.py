@@ -75,16 +75,7 @@ def structure(
     ErrorGroup
         ; the places start at the table.
     """
-    return converter_for(registry, traits).structure(table, wanted)
-
-
-def converter_for(registry: Registry, traits: frozenset[str] = frozenset()) -> cattrs.Converter:
-    """Return a strict converter that finds components in ``registry``.
-
-    Values are not converted to other types. Compositions have their defaults for a task with
-    ``traits``.
-    """
-    return _Reader(registry, traits).converter
+    return _Reader(registry, traits).converter.structure(table, wanted)
 
 
 @define(eq=False)

@@ -32,7 +32,7 @@ from hgms import store
 from hgms.arguments import require
 from hgms.runs.checkpoint import state_bytes, state_of
 from hgms.runs.identity import differences, is_same, text_key
-from hgms.store import Folder, Manifest
+from hgms.store import Folder
 from hgms_core import State
 from hgms_core.arguments import reports_errors
 from hgms_core.components import read_by_annotation
@@ -306,10 +306,6 @@ class RunFolder:
             return store.json_object(self.environment)
         return {}
 
-    def read_manifest(self) -> Manifest:
-        """Return the manifest: the recorded files, and the step of the last state."""
-        return self.artifact.manifest()
-
     def read_summary(self) -> dict[str, Any] | None:
         """Return the result in ``summary.json``; ``None`` if the run is not finished."""
         if not (os.path.lexists(self.manifest) and os.path.lexists(self.summary)):
@@ -370,7 +366,7 @@ class RunFolder:
 
     def results_digest(self) -> str:
         """Return a digest of the rows and the last state: the same for every run of one seed."""
-        manifest = self.read_manifest()
+        manifest = self.artifact.manifest()
         names = (STEPS, manifest.facts["state"])
         return store.json_digest([manifest.files[name].sha256 for name in names])
 

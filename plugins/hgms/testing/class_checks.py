@@ -17,7 +17,7 @@ import torch
 
 from hgms.adapters import global_states
 from hgms.config.as_table import plain
-from hgms.config.convert import converter_for
+from hgms.config.convert import structure
 from hgms.config.invalid import plain_attribute, type_hints
 from hgms.facts import CAPABILITIES, members_of, needs_of
 from hgms.plugins import Kind, Registry, faults_of, inside, summary_of, watch_plugin
@@ -162,14 +162,13 @@ def check_pickle(component: Any) -> None:
 def check_toml(component: Any, registry: Registry | None = None) -> None:
     """After writing and reading as TOML, the component is the same."""
     table = tomllib.loads(tomlkit.dumps(plain(component)))
-    converter = converter_for(registry or Registry.load())
     wanted: Any = type(component)
     if inside(wanted) == "generator":
         wanted = CandidateGenerator  # the name in the table is the name of the inner generator
     else:
         table.pop("name", None)
     try:
-        again: Any = converter.structure(table, wanted)
+        again: Any = structure(table, wanted, registry or Registry.load())
     except HgmsError as error:
         fail(str(error.at("its own TOML")))
     demand(again == component, f"it comes back as {again!r} instead of {component!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from hgms.arguments import require, require_known
-from hgms.config.convert import converter_for
+from hgms.config.convert import structure
 from hgms.config.invalid import PROTOCOLS, kinds_of, match_score, type_hints
 from hgms.config.tables import overridden
 from hgms.plugins import KINDS, Kind, Registry, faults_of, inside
@@ -51,9 +51,8 @@ def instance_of(cls: Any, registry: Registry | None = None) -> Any:
     """
     if isinstance(cls, Composition):
         try:
-            return converter_for(registry or Registry.load()).structure(
-                overridden(cls, cls.testing), cls.of
-            )
+            parts = overridden(cls, cls.testing)
+            return structure(parts, cls.of, registry or Registry.load())
         except HgmsError as error:
             raise AssertionError(str(error.at(f"the composition {cls.name!r}"))) from None
     if known := find(cls, HasTestingInstance):
