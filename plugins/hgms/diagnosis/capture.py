@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 from attrs import define
 
-from hgms.facts import innermost
+from hgms.facts import inner_method
 from hgms_core import (
     Branch,
     Candidates,
@@ -88,8 +88,9 @@ class _Part:
 
 def pipeline_of(method: Any) -> Pipeline | None:
     """Return the pipeline inside a method's wrappers; ``None`` if there is no pipeline."""
-    inner = innermost(method)
-    return inner if isinstance(inner, Pipeline) else None
+    while attrs.has(type(method)) and not isinstance(method, Pipeline):
+        method = inner_method(method)
+    return method if isinstance(method, Pipeline) else None
 
 
 def evolve_pipeline(method: Any, change: Callable[[Pipeline], Pipeline]) -> Any:

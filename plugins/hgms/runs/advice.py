@@ -207,6 +207,7 @@ def _memory_hints(component: object, place: str) -> Iterator[str]:
     Each has its place in the configuration.
     """
     for inner, part in walk_parts(component, place):
-        advice: list[str] = getattr(part, "memory_hints", list)()
+        # a class as a value of a field has no settings
+        advice = [] if isinstance(part, type) else getattr(part, "memory_hints", list)()
         if advice:
             yield f"{inner}: {', '.join(advice)}"
