@@ -208,6 +208,6 @@ def _memory_hints(component: object, place: str) -> Iterator[str]:
     """
     for inner, part in walk_parts(component, place):
         # a class as a value of a field has no settings
-        advice = [] if isinstance(part, type) else getattr(part, "memory_hints", list)()
-        if advice:
-            yield f"{inner}: {', '.join(advice)}"
+        hints: list[str] = [] if isinstance(part, type) else getattr(part, "memory_hints", list)()
+        if hints:
+            yield f"{inner}: {', '.join(hints)}"
