@@ -362,7 +362,7 @@ def test_a_restart_replaces_the_state_of_the_program(every: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [{"solver": MINRES(ridge=0.5)}, {"accumulate": 2, "batch_size": 4}], ids=str
+    "parts", [{"solver": MINRES(ridge=0.5)}, {"count": 1, "keep_path": "graph"}], ids=str
 )
 def test_parts_that_cannot_be_joined_have_separate_programs(parts: dict[str, Any]) -> None:
     made = Programs()

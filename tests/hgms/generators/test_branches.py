@@ -155,14 +155,13 @@ def test_where_nothing_else_tells_the_branches_apart_noise_does(
         Branches(
             batch_size=4, diversity=Diversity(batches="shared"), optimizer=AdamW(weight_decay=0.1)
         ),
-        Branches(batch_size=4, accumulate=2),
         Branches(
             batch_size=4, optimizer=Torch(build=lambda leaves: torch.optim.RMSprop(leaves, lr=0.01))
         ),
         Ula(lr=0.1, temperature=0.5),
         Ula(lr=0.1, temperature=0.5, batch_size=4),
     ],
-    ids=["whole", "own", "shared", "accumulated", "torch", "chains", "chains of batches"],
+    ids=["whole", "own", "shared", "torch", "chains", "chains of batches"],
 )
 def test_branches_of_a_loss_that_vmap_cannot_evaluate_are_those_of_the_loop(generator: Any) -> None:
     def g(theta: Tree, x: Tree, batch: Tree) -> Tensor:

@@ -37,7 +37,7 @@ PATHS: dict[str, Any] = {
         optimizer=Clip(optimizer=SGD(lr=2.0), clip=0.05),
         diversity=Diversity(whole_batch_noise=0.3),
     ),
-    "in parts": Branches(**TWO, optimizer=Clip(optimizer=ADAMW, clip=0.1), accumulate=2),
+    "clipped adamw": Branches(**TWO, optimizer=Clip(optimizer=ADAMW, clip=0.1)),
     "kept": Branches(**ONE, count=1, optimizer=ADAMW, keep_path="states"),
     "trajectory": Trajectory(**ONE, optimizer=ADAMW),
     "kept trajectory": Trajectory(**ONE, optimizer=SGD(lr=0.4, momentum=0.8), keep_path="states"),

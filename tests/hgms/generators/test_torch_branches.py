@@ -13,7 +13,6 @@ from support.helpers import F64, KEY, assert_same
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adam, AdamW, NAdam, RMSprop
 
-from hgms import optim
 from hgms.generators.branches import Branches, Diversity
 from hgms.hypergradients import Unrolled
 from hgms.optim import Clip, Torch
@@ -140,34 +139,3 @@ def test_an_optimiser_that_evaluates_the_loss_is_rejected() -> None:
     with pytest.raises(ConfigError) as error:
         propose(Branches(optimizer=Torch(build=LBFGS)))
     assert (error.value.code, error.value.place[-1]) == ("not-supported", "optimizer")
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [optim.SGD(momentum=0.5), Torch(build=EVERY["RMSprop"]), Clip(optimizer=optim.SGD(), clip=0.1)],
-)
-@pytest.mark.parametrize(("batch_size", "mode"), [(7, "stacked"), (None, "loop")])
-def test_batches_in_parts_are_the_whole_batch(optimizer: Any, batch_size: Any, mode: Any) -> None:
-    whole = Branches(
-        count=2,
-        steps=3,
-        batch_size=batch_size,
-        mode=mode,
-        diversity=Diversity(whole_batch_noise=0.1),
-        optimizer=optimizer,
-    )
-    plain, parted = propose(whole), propose(evolve(whole, accumulate=3))
-    assert_same((parted.x, parted.losses), (plain.x, plain.losses), **CLOSE)
-    assert parted.cost.lower_gradients == 3 * plain.cost.lower_gradients
-    assert parted.cost.rows == plain.cost.rows
-    if isinstance(optimizer, Torch):
-        assert parted.replay is None
-        return
-    gradients = []
-    for candidates in (plain, parted):
-        theta = {name: leaf.clone().requires_grad_() for name, leaf in THETA.items()}
-        end, cost = candidates.replay(torch.tensor(1), theta, None)  # type: ignore[misc]
-        value = torch.stack([leaf.pow(2).sum() for leaf in end.values()]).sum()
-        gradients.append(list(torch.autograd.grad(value, list(theta.values()))))
-    assert cost.lower_gradients == 9
-    assert_same(*gradients, rtol=1e-9, atol=1e-12)

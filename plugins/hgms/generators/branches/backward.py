@@ -87,7 +87,7 @@ def compiled_run(course: Course, rule: Rule, theta: Tree) -> Run | None:
     numbers = table(rule, course.rates, course.decays, next(iter(course.x.values())))
     still = detach(theta)
     for step, row in enumerate(numbers.split(1)):
-        ((_, batch),) = course.batches(step)
+        batch = course.batch(step)
         point, loss = ahead(still, run.points[-1], batch, row)
         run.points.append(point)
         run.steps.append((batch, row))

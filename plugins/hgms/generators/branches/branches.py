@@ -172,10 +172,6 @@ class Branches:
     diversity
         The differences between branches (:class:`Diversity`): batches, noise, factors on learning
         rate and weight decay.
-    accumulate
-        Number of sequential batches per step. If g is a mean over rows, the gradient equals the
-        gradient on all examples up to rounding. Only one batch's activations are in memory at a
-        time.
     carry_rule
         Start of the next outer step: the ``selected`` branch for all, the noise-free ``base``
         (branch 0) for all, or each branch's end (``per-branch``). :class:`Restarts` adds restarts
@@ -191,8 +187,7 @@ class Branches:
 
     Notes
     -----
-    Cost: N·K lower gradients; with ``accumulate``, that many times more gradients, each of a part.
-    Memory: 4N lower states with AdamW, 2N with SGD, activations of
+    Cost: N·K lower gradients. Memory: 4N lower states with AdamW, 2N with SGD, activations of
     ``chunk`` branches, kept graphs.
 
     Source: HG-MS paper, section "HG-MS" (finite-budget branch generator) and the experiment
@@ -220,13 +215,12 @@ class Branches:
     steps: int = field(default=20, validator=positive)
     optimizer: LowerOptimizer = field(factory=SGD)
     batch_size: int | None = field(default=None, validator=optional_positive)
-    accumulate: int = field(default=1, validator=positive)
     diversity: Diversity = field(factory=Diversity)
     carry_rule: Literal["selected", "base", "per-branch"] = "selected"
     mode: Mode = "auto"
     chunk: int | None = field(default=None, validator=optional_positive)
     keep_path: KeepPath = "none"
-    memory_hints = lowering(same=["chunk"], other=["accumulate", "batch_size", "count"])
+    memory_hints = lowering(same=["chunk"], other=["batch_size", "count"])
 
     def __attrs_post_init__(self) -> None:
         check_path(self.keep_path, self.optimizer)
@@ -287,7 +281,7 @@ class Branches:
             replay, mixed = replays_of(path, self.optimizer)
         calls = len(members) * self.steps
         rows = calls * problem.lower_data.count(self.batch_size)
-        cost = Cost(lower_gradients=calls * self._parts(problem.lower_data), rows=rows)
+        cost = Cost(lower_gradients=calls, rows=rows)
         return Candidates(
             x=x,
             aux=moments,
@@ -357,7 +351,7 @@ class Branches:
     ) -> dict[str, Any] | Fixed | None:
         rule = self.optimizer.rule(problem.x0, start["optimizer_steps"])
         kept = self.count == 1 and self.keep_path != "none"
-        if isinstance(rule, TorchRule) or self._parts(problem.lower_data) > 1 or kept:
+        if isinstance(rule, TorchRule) or kept:
             return None
         data = problem.lower_data
         decay = self.optimizer.decay
@@ -423,7 +417,6 @@ class Branches:
             rates=[[step[member] for member in members] for step in rates],
             decays=[self.optimizer.decay * decays[member] for member in members],
             rows=problem.lower_data.count(self.batch_size),
-            accumulate=self._parts(problem.lower_data),
         )
 
     def _own_batches(self, index: Tensor | None) -> bool:
@@ -460,10 +453,6 @@ class Branches:
     def _rates(self, problem: Problem, start: State) -> list[list[float]]:
         return self.optimizer.rates(problem.x0, self.diversity.rates(self.count), self.steps, start)
 
-    def _parts(self, data: Data) -> int:
-        """Return the number of batches per step."""
-        return min(self.accumulate, data.count(self.batch_size))
-
 
 def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree]:
     """Return separate copies of x and of the moments for the ``members`` of ``count`` branches."""
@@ -489,7 +478,6 @@ def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree
 
 def advance(course: Course, theta: Tree, name: str, remember: bool) -> tuple[Tensor, list[Tree]]:
     """Run all steps of a group in place; see :meth:`Course.advance`."""
-    compiled = course.problem.compiler is not None and course.accumulate == 1
-    if compiled and isinstance(course.rule, Rule):
+    if course.problem.compiler is not None and isinstance(course.rule, Rule):
         return advance_compiled(name, course, course.rule, theta), []
     return course.advance(theta, 0, len(course.rates), remember)

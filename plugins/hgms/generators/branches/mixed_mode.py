@@ -14,7 +14,7 @@ from torch import Tensor
 from hgms.generators.branches.backward import Run
 from hgms.generators.branches.steps import Course, Point
 from hgms.optim.rule import Coefficients, Rule
-from hgms_core import Loss, Tree, detach, slopes
+from hgms_core import Loss, Tree, detach, gradient, slopes
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.trees import require_grad
 
@@ -35,7 +35,7 @@ def mixed_run(course: Course, rule: Rule, theta: Tree, first: int) -> Run:
     for step in range(len(course.rates)):
         x, moments = detach(point[0]), point[1]
         numbers = course.numbers(step)
-        taken, loss = course.gradient(still, x, course.batches(step))
+        taken, loss = gradient(course.loss, still, x, course.batch(step))
         losses.append(loss)
         if step == first:
             start = point[0]
@@ -72,10 +72,9 @@ def _back(
     weights = [slope[name] for tree, slope in zip(after, along, strict=True) for name in tree]
     grads = iter(torch.autograd.grad(ends, leaves, weights, materialize_grads=True))
     v, before, memory = ({name: next(grads) for name in tree} for tree in (x, x, moments))
-    for share, batch in course.batches(step):
-        mixed, product = second_products(course.loss, theta, point[0], batch, v)
-        sums = {name: leaf + share * mixed[name] for name, leaf in sums.items()}
-        before = {name: leaf + share * product[name] for name, leaf in before.items()}
+    mixed, product = second_products(course.loss, theta, point[0], course.batch(step), v)
+    sums = {name: leaf + mixed[name] for name, leaf in sums.items()}
+    before = {name: leaf + product[name] for name, leaf in before.items()}
     return sums, (before, memory)
 
 

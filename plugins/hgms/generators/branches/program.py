@@ -97,7 +97,7 @@ def run_block(
         coefficients = Coefficients(
             rate, kept if form.decayed else None, scale, correction.reshape(-1)[0]
         )
-        point, value = step.take(theta, point, [(1.0, batch)], coefficients, graph)
+        point, value = step.take(theta, point, batch, coefficients, graph)
     return point, value
 
 

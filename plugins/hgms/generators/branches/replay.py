@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
 from hgms.generators.branches.backward import Run, compiled_run, with_backward
@@ -58,12 +58,12 @@ class Path(Course):
         for step in range(len(self.rates)):
             graph = step >= len(self.rates) - last
             upper = theta if graph else still
-            point, loss = self.take(upper, point, self.batches(step), self.numbers(step), graph)
+            point, loss = self.take(upper, point, self.batch(step), self.numbers(step), graph)
             yield point, loss
 
     def run_compiled(self, theta: Tree) -> Run | None:
         """Return the run by compiled functions, or None if it is not compiled."""
-        if isinstance(self.rule, TorchRule) or self.accumulate > 1:
+        if isinstance(self.rule, TorchRule):
             return None
         return compiled_run(self, self.rule, theta)
 
@@ -86,17 +86,13 @@ class Path(Course):
         steps = len(self.rates)
         graphs = count_graphs(theta, last, len(self.rates))
         end = self.x
-        calls = steps * self.accumulate
         if (run := self.run_and_keep(theta, graphs, mixed)) is not None:
             end = run.end(len(run.steps))
         else:
             for (end, _), _ in self.points(theta, graphs):  # noqa: B007
                 pass
-        products = graphs * self.accumulate
         rows = self.rows * (steps + 2 * graphs)
-        return end, Cost(
-            lower_gradients=calls, products=products, cross_products=products, rows=rows
-        )
+        return end, Cost(lower_gradients=steps, products=graphs, cross_products=graphs, rows=rows)
 
     def keep(
         self, theta: Tree, mixed: bool
@@ -116,17 +112,15 @@ class Path(Course):
             *_, ((end, kept), loss) = self.points(leaves, steps)
         x = {name: leaf.detach()[None] for name, leaf in end.items()}
         moments = {name: leaf.detach()[None] for name, leaf in kept.items()}
-        add_kept = partial(
-            on_kept_graph, [end], [steps], leaves, self.rows, accumulate=self.accumulate
-        )
+        add_kept = partial(on_kept_graph, [end], [steps], leaves, self.rows)
         return x, moments, loss[None], add_kept
 
     def last_step(self, theta: Tree) -> LastStep:
         """Return the inputs of the last step. The steps before it run in place, without a graph."""
         before = len(self.rates) - 1
         self.advance(detach(theta), 0, before)
-        ((_, batch),) = evolve(self, accumulate=1).batches(before)
-        cost = Cost(lower_gradients=before * self.accumulate, rows=before * self.rows)
+        batch = self.batch(before)
+        cost = Cost(lower_gradients=before, rows=before * self.rows)
         rate = self.rates[before][0]
         return LastStep(x=self.x, batch=batch, rows=self.rows, rate=rate, cost=cost)
 
@@ -159,12 +153,7 @@ def count_graphs(theta: Tree, last: int | None, steps: int) -> int:
 
 
 def on_kept_graph(
-    ends: list[Tree],
-    steps: list[int],
-    leaves: Tree,
-    rows: int,
-    run_again: Replay,
-    accumulate: int = 1,
+    ends: list[Tree], steps: list[int], leaves: Tree, rows: int, run_again: Replay
 ) -> Replay:
     """Return the replay of candidates ``ends`` through existing graphs from ``leaves``.
 
@@ -199,7 +188,6 @@ def on_kept_graph(
 
         end = with_backward(ends[chosen], back, [theta[name] for name in leaves])
         graphs = count_graphs(theta, None, steps[chosen])
-        products = graphs * accumulate
-        return end, Cost(products=products, cross_products=products, rows=2 * graphs * rows)
+        return end, Cost(products=graphs, cross_products=graphs, rows=2 * graphs * rows)
 
     return replay

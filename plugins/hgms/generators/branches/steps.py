@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -12,10 +11,8 @@ from torch import Tensor
 from hgms.generators.branches.torch_branches import advance_torch
 from hgms.optim.rule import Rule, clipped
 from hgms.optim.torch_rule import TorchRule
-from hgms_core import Data, Loss, Problem, Tree, gradient
+from hgms_core import Loss, Problem, Tree, gradient
 
-Batches = Sequence[tuple[float, Tree]]
-"""The batches of a step, each with its share of the gradient."""
 Point = tuple[Tree, Tree]
 """The lower state and the state of the optimiser: x and the moments."""
 
@@ -28,24 +25,8 @@ class LowerStep:
     rule: Rule | TorchRule
     stacked: bool = False
 
-    def gradient(
-        self, theta: Tree, x: Tree, batches: Batches, graph: bool = False
-    ) -> tuple[list[Tensor], Tensor]:
-        """Return (∇_x of the loss on all batches together, the loss)."""
-        if len(batches) == 1:
-            return gradient(self.loss, theta, x, batches[0][1], graph)
-        total: list[Tensor] = []
-        value = torch.zeros(())
-        for share, batch in batches:
-            grads, part = gradient(self.loss, theta, x, batch, graph)
-            total = total or [torch.zeros_like(grad) for grad in grads]
-            with torch.set_grad_enabled(graph):
-                torch._foreach_add_(total, grads, alpha=share)
-            value = value.to(part) + share * part
-        return total, value
-
     def take(
-        self, theta: Tree, point: Point, batches: Batches, numbers: Any, graph: bool = False
+        self, theta: Tree, point: Point, batch: Tree, numbers: Any, graph: bool = False
     ) -> tuple[Point, Tensor]:
         """Return (x and moments after the step, loss before it).
 
@@ -53,7 +34,7 @@ class LowerStep:
         """
         assert isinstance(self.rule, Rule)
         x, moments = point
-        grads, value = self.gradient(theta, x, batches, graph)
+        grads, value = gradient(self.loss, theta, x, batch, graph)
         with torch.set_grad_enabled(graph):
             return self.rule.step(x, grads, moments, numbers, stacked=self.stacked), value
 
@@ -63,7 +44,7 @@ class Course(LowerStep):
     """A run of a branch or of a stack: its start, its moments, its batches and its rates.
 
     ``index`` contains the row numbers, ``[steps, batch]`` (all rows if absent); a member axis comes
-    first if members have separate rows. A step uses ``rows`` rows, in ``accumulate`` batches.
+    first if members have separate rows. A step uses ``rows`` rows.
     ``rates`` has one rate per step and member, ``decays`` one per member. With a torch optimiser,
     both are factors on the optimiser's settings.
     """
@@ -75,7 +56,6 @@ class Course(LowerStep):
     rates: list[list[float]]
     decays: list[float]
     rows: int
-    accumulate: int = 1
 
     def part(self, part: slice | int, loss: Loss, own: bool) -> Self:
         """Return the run of some members, or of one member, with its ``loss``.
@@ -94,10 +74,10 @@ class Course(LowerStep):
             decays=self.decays[chosen],
         )
 
-    def batches(self, step: int) -> Batches:
-        """Return the batches of a step."""
+    def batch(self, step: int) -> Tree:
+        """Return the batch of a step."""
         numbers = None if self.index is None else self.index[..., step, :]
-        return pieces(self.problem.lower_data, numbers, self.accumulate)
+        return self.problem.lower_data.batch(numbers)
 
     def numbers(self, step: int) -> Any:
         """Return the coefficients of a step."""
@@ -118,7 +98,7 @@ class Course(LowerStep):
         if isinstance(self.rule, TorchRule):
 
             def slopes(step: int) -> tuple[list[Tree], Tensor]:
-                grads, loss = self.gradient(theta, self.x, self.batches(step))
+                grads, loss = gradient(self.loss, theta, self.x, self.batch(step))
                 grads = clipped(grads, self.rule.clip, self.stacked)
                 return self._members(dict(zip(self.x, grads, strict=True))), loss
 
@@ -128,7 +108,7 @@ class Course(LowerStep):
             return advance_torch(self.rule, x, memories, slopes, first, factors, remember)
         loss = torch.empty(())
         for step in steps:
-            grads, loss = self.gradient(theta, self.x, self.batches(step))
+            grads, loss = gradient(self.loss, theta, self.x, self.batch(step))
             self.rule.step(
                 self.x, grads, self.moments, self.numbers(step), stacked=self.stacked, in_place=True
             )
@@ -139,19 +119,6 @@ class Course(LowerStep):
         if not self.stacked:
             return [tree]
         return [{name: leaf[i] for name, leaf in tree.items()} for i in range(len(self.decays))]
-
-
-def pieces(data: Data, numbers: Tensor | None, count: int) -> Batches:
-    """Split rows into ``count`` batches, each with its share of the rows.
-
-    ``numbers`` contains the row numbers, along the last axis (all if absent).
-    """
-    if count == 1 or not data.size:
-        return [(1.0, data.batch(numbers))]
-    if numbers is None:
-        numbers = torch.arange(data.size, device=data.device)
-    parts = numbers.tensor_split(min(count, numbers.shape[-1]), -1)
-    return [(part.shape[-1] / numbers.shape[-1], data.batch(part)) for part in parts]
 
 
 def one_or_each(numbers: list[float], x: Tree) -> float | Tensor:
