@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.helpers import F64, KEY, assert_same, counted, network_problem, normal
+from support.helpers import F64, KEY, assert_same, counted, network_problem, normal, rejects
 
-from hgms.generators import Ula
 from hgms.generators.branches import Branches, Diversity, Trajectory
 from hgms.generators.branches.mixed_mode import second_products
 from hgms.hypergradients import Unrolled
 from hgms.optim import SGD, AdamW, Clip, Cosine, Torch
-from hgms_core import ConfigError, Problem, Tree
+from hgms_core import Problem, Tree
 
 PROBLEM = network_problem(rows=12)
 THETA = PROBLEM.theta0
@@ -106,21 +105,15 @@ def test_it_calls_the_loss_once_a_step_on_each_way_and_holds_no_graph() -> None:
     assert (cost.products, end["w"].dtype, end["w"].requires_grad) == (0, F64, False)
 
 
-@pytest.mark.parametrize(
-    ("make", "code"),
-    [
-        (lambda: Ula(), "not-supported"),
-        (
-            lambda: Branches(optimizer=Torch(build=torch.optim.SGD), keep_path="states"),
-            "conflicting-options",
-        ),
-    ],
-)
-def test_a_run_without_mixed_mode_is_an_error(make: Any, code: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        ended(make(), None, "mixed")
-    assert raised.value.code == code
-    assert raised.value.place in (("hypergradient", "backward"), ("keep_path",))
+def test_a_run_without_mixed_mode_is_an_error() -> None:
+    branches = PATHS["sgd"]
+    start = branches.init(PROBLEM, KEY)
+    candidates = evolve(branches.propose(PROBLEM, THETA, start, KEY), replay_mixed=None)
+    branch = candidates.branch(torch.tensor(0))
+    with rejects("not-supported", "hypergradient", "backward"):
+        Unrolled(backward="mixed").estimate(PROBLEM, THETA, *branch.as_candidates(), KEY, {})
+    with rejects("conflicting-options", "keep_path"):
+        Branches(optimizer=Torch(build=torch.optim.SGD), keep_path="states")
 
 
 def test_products_are_those_of_double_backward() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from hgms.adapters import from_losses
 from hgms.generators.penalty import DynamicBarrier
 from hgms.generators.single_loop import Soba
-from hgms.hypergradients import Carried, Unrolled
+from hgms.hypergradients import Carried
 from hgms.outer import Schedule, Sgd
 from hgms.selectors import First
 from hgms_core import Pipeline, Problem
@@ -91,28 +91,6 @@ def test_the_directions_are_those_of_the_dense_derivatives(batch_size: int | Non
     assert_same(found.at(0), xs.unravel(x - 0.3 * slope(t, x)), **close)
     assert_same({name: found.aux[name][0] for name in moved}, moved, **close)
     assert_same(found.losses, g(t, x)[None], rtol=1e-12)
-
-
-def test_replay_is_the_step_as_a_function_of_theta() -> None:
-    """Also of a later step, whose rate has fallen."""
-    for step in (0, 8):
-        generator = Soba(lr=0.3, batch_size=6, decay=0.5)
-        start = {**generator.init(PROBLEM, KEY), "step": step}
-        leaves = {name: leaf.clone().requires_grad_() for name, leaf in PROBLEM.theta0.items()}
-        candidates: Any = generator.propose(PROBLEM, PROBLEM.theta0, start, KEY)
-        x, cost = candidates.replay(torch.tensor(0), leaves, None)
-        detached = {name: leaf.detach() for name, leaf in x.items()}
-        assert_same(detached, candidates.at(0), rtol=1e-12, atol=1e-14)
-        assert cost.lower_gradients == cost.cross_products == 1
-        scale = PROBLEM.theta0["scale"]
-        ends = [
-            generator.propose(PROBLEM, {**PROBLEM.theta0, "scale": scale + h}, start, KEY).at(0)
-            for h in (1e-5, -1e-5)
-        ]
-        differences = float(ends[0]["w"].sum() - ends[1]["w"].sum()) / 2e-5
-        found = torch.autograd.grad(x["w"].sum(), leaves["scale"])[0]
-        assert float(found) == pytest.approx(differences, rel=1e-6)
-    run(pipeline(generator, First(), Unrolled(), Sgd()), PROBLEM, 1)
 
 
 def test_without_upper_variables_the_lower_level_goes_on() -> None:

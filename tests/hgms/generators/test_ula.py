@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from support.branch_steps import check_repeats, check_replays, propose
+from support.branch_steps import check_repeats, propose
 from support.helpers import F64, assert_same, normal
 from torch import Tensor
 
@@ -107,7 +107,7 @@ def test_minibatches_leave_the_mean_of_a_location_problem_in_place() -> None:
     assert (x.var(0) < 1.1 * independent).all()
 
 
-# --- seeds, replay, carry
+# --- seeds, carry
 
 SHORT: dict[str, Any] = {"count": 3, "steps": 6, "lr": 0.1, "temperature": 1e-2}
 CASES = {
@@ -121,11 +121,6 @@ every_case = pytest.mark.parametrize("case", CASES)
 @every_case
 def test_a_proposal_repeats_itself_and_stacked_looped_and_chunked_agree(case: str) -> None:
     check_repeats(CASES[case], rtol=1e-11, atol=1e-13)
-
-
-@every_case
-def test_a_replayed_chain_is_the_proposed_one(case: str) -> None:
-    check_replays(CASES[case], rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.extended

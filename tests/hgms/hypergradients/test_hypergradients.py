@@ -14,7 +14,6 @@ from torch import Tensor
 
 from hgms.adapters import from_losses
 from hgms.generators.branches import Branches, Diversity
-from hgms.generators.ula import Ula
 from hgms.hypergradients import Aligned, Carried, Fixed, Implicit, OneStep, ThroughStep, Unrolled
 from hgms.optim import SGD, AdamW, Clip, Cosine
 from hgms.solvers import CG, Neumann
@@ -58,7 +57,6 @@ PATHS: dict[str, Any] = {
         **TWO, optimizer=AdamW(lr=0.05, weight_decay=0.1), diversity=Diversity(lr_spread=(0.5, 2.0))
     ),
     "clipped": Branches(count=2, steps=4, optimizer=Clip(optimizer=SGD(lr=2.0), clip=0.05)),
-    "ula": Ula(count=2, steps=4, lr=0.3, temperature=1e-2, carry_rule="selected"),
 }
 
 
@@ -76,7 +74,7 @@ def test_full_unrolling_is_the_slope_of_the_unrolled_value(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "last"), [("sgd", 1), ("momentum", 3), ("adamw", 1), ("clipped", 3), ("ula", 1)]
+    ("path", "last"), [("sgd", 1), ("momentum", 3), ("adamw", 1), ("clipped", 3)]
 )
 def test_truncated_unrolling_freezes_the_early_steps(path: str, last: int) -> None:
     generator = PATHS[path]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch
 from hgms.config import lowering
-from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, component
+from hgms_core import Candidates, Cost, Key, Loss, Problem, State, Tree, component, slopes
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.trees import require_grad
 from hgms_core.validators import optional_positive, positive, share
@@ -100,7 +100,9 @@ class Soba:
     def propose(
         self, problem: Problem, theta: Tree, start: State, key: Key, progress: float = 0.0
     ) -> Candidates:
-        (below, rows), (above, upper_rows) = self._batches(problem, key)
+        below, rows = problem.lower_data.sample(key.fold("lower"), self.batch_size)
+        validation = problem.upper_data["differentiate"]
+        above, upper_rows = validation.sample(key.fold("upper"), self.upper_batch_size)
         rates = [lr / (start["step"] + 1) ** self.decay for lr in (self.lr, self.v_lr)]
         settings = (self.name, self, problem.g, problem.f)
         function = partial(self._step_tensors, (problem.g, problem.f))
@@ -115,10 +117,7 @@ class Soba:
         )
         stacked, aux = ({name: leaf[None] for name, leaf in tree.items()} for tree in (moved, aux))
 
-        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return self._replay(problem, theta, start, key, last)
-
-        return Candidates(x=stacked, aux=aux, losses=loss[None], cost=cost, replay=replay)
+        return Candidates(x=stacked, aux=aux, losses=loss[None], cost=cost)
 
     def _step_tensors(
         self,
@@ -135,34 +134,26 @@ class Soba:
         ``rates`` are η_k and ρ_k.
         """
         g, f = losses
-        upper, lower = (
-            [leaf.detach().requires_grad_() for leaf in tree.values()] for tree in (theta, x)
-        )
-        at = dict(zip(theta, upper, strict=True))
-        point = dict(zip(x, lower, strict=True))
+        upper = require_grad(theta)
+        lower = require_grad(x)
+        leaves = [*upper.values(), *lower.values()]
         with torch.enable_grad(), twice_differentiable_attention():
-            loss = g(at, point, below)
-            slopes = torch.autograd.grad(loss, lower, create_graph=True, materialize_grads=True)
-            value = f(at, point, above)
-        # ⟨∇_x g, v⟩ is differentiated by (θ, x): one backward pass gives both products. If g is
-        # linear in a leaf of x, its gradient is constant and has no graph.
-        curved = [
-            (slope, part)
-            for slope, part in zip(slopes, v.values(), strict=True)
-            if slope.requires_grad
-        ]
-        products = _gradients(
-            [slope for slope, _ in curved], [*upper, *lower], [part for _, part in curved]
-        )
-        direct = _gradients([value] if value.requires_grad else [], [*upper, *lower])
-        both = torch._foreach_add(direct, products)
+            loss = g(upper, lower, below)
+            grads = torch.autograd.grad(
+                loss, list(lower.values()), create_graph=True, materialize_grads=True
+            )
+            parts = [(grad * part).sum() for grad, part in zip(grads, v.values(), strict=True)]
+            along = torch.stack(parts).sum()
+            value = f(upper, lower, above)
+        # ⟨∇_x g, v⟩ is differentiated by (θ, x): one backward pass gives both products.
+        both = torch._foreach_add(slopes(value, leaves), slopes(along, leaves))
         d_theta = both[: len(upper)]
         d_v = both[len(upper) :]
 
         rate, v_rate = rates
-        d_x = [slope.detach() for slope in slopes]
+        d_x = [grad.detach() for grad in grads]
         moved = _descend(list(x.values()), d_x, rate)
-        tracked = _descend(list(v.values()), list(d_v), v_rate)
+        tracked = _descend(list(v.values()), d_v, v_rate)
         if self.max_norm is not None:
             length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tracked)))
             tracked = list(
@@ -176,25 +167,6 @@ class Soba:
         }
         return dict(zip(x, moved, strict=True)), aux, loss.detach()
 
-    def _replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, last: int | None
-    ) -> tuple[Tree, Cost]:
-        """Replay the step of x, as a differentiable function of ``theta``."""
-        (below, rows), _ = self._batches(problem, key)
-        point = require_grad(start["x"])
-        rate = self.lr / (start["step"] + 1) ** self.decay
-        within = last != 0 and any(leaf.requires_grad for leaf in theta.values())
-        with torch.enable_grad(), twice_differentiable_attention():
-            loss = problem.g(theta, point, below)
-            slopes = torch.autograd.grad(
-                loss, list(point.values()), create_graph=within, materialize_grads=True
-            )
-            moved = {
-                name: leaf.detach() - rate * slope
-                for (name, leaf), slope in zip(point.items(), slopes, strict=True)
-            }
-        return moved, Cost(lower_gradients=1, cross_products=int(within), rows=(1 + within) * rows)
-
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
     ) -> State:
@@ -204,24 +176,8 @@ class Soba:
             "step": start["step"] + 1,
         }
 
-    def _batches(self, problem: Problem, key: Key) -> tuple[tuple[Tree, int], tuple[Tree, int]]:
-        """Return a lower and an upper batch, each with its number of rows."""
-        below = problem.lower_data.sample(key.fold("lower"), self.batch_size)
-        return below, problem.upper_data["differentiate"].sample(
-            key.fold("upper"), self.upper_batch_size
-        )
-
 
 def _descend(leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor) -> list[Tensor]:
     if isinstance(rate, Tensor):
         return [leaf - rate * direction for leaf, direction in zip(leaves, directions, strict=True)]
     return list(torch._foreach_add(leaves, directions, alpha=-rate))
-
-
-def _gradients(
-    outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor] | None = None
-) -> list[Tensor]:
-    """Return the gradients; zeros for inputs that no output depends on."""
-    if not outputs:
-        return [torch.zeros_like(leaf) for leaf in inputs]
-    return list(torch.autograd.grad(outputs, inputs, along, materialize_grads=True))

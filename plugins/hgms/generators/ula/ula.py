@@ -129,8 +129,7 @@ class Ula:
     ) -> Candidates:
         """Return the candidates of the chains ``members``.
 
-        They equal the same candidates in a full proposal, because keys are addresses. Replays use
-        the numbers of the full proposal.
+        They equal the same candidates in a full proposal, because keys are addresses.
         """
         generators = self._generators(start, key, members)
         x, index = self._begin(problem, start, key, members, generators)
@@ -176,42 +175,9 @@ class Ula:
                 del grads  # free its memory for the next gradient
             losses[group.part] = loss
 
-        def replay(index: Tensor, theta: Tree, last: int | None) -> tuple[Tree, Cost]:
-            return self._replay(
-                problem, theta, start, key, 0 if self.count == 1 else int(index), last
-            )
-
         calls = len(members) * self.steps
-        return Candidates(
-            x=x, losses=losses, cost=Cost(lower_gradients=calls, rows=calls * rows), replay=replay
-        )
-
-    def _replay(
-        self, problem: Problem, theta: Tree, start: State, key: Key, member: int, last: int | None
-    ) -> tuple[Tree, Cost]:
-        """Replay one chain; its ``last`` steps are differentiable in ``theta``."""
-        chosen = [member]
-        generators = self._generators(start, key, chosen)
-        x, drawn = self._begin(problem, start, key, chosen, generators)
-        noise = _Noise(generators, self.steps)
-        point = {name: leaf[0] for name, leaf in x.items()}
-        through = self.steps if last is None else min(last, self.steps)
-        # a forward run, without a backward pass
-        if not any(leaf.requires_grad for leaf in theta.values()):
-            through = 0
-        for step in range(self.steps):
-            graph = step >= self.steps - through
-            upper = theta if graph else detach(theta)
-            batch = problem.lower_data.batch(None if drawn is None else drawn[0, step])
-            grads, _ = gradient(problem.g, upper, point, batch, graph)
-            with torch.set_grad_enabled(graph):
-                point = {name: leaf.clone() for name, leaf in point.items()}
-                torch._foreach_add_(list(point.values()), grads, alpha=-self.lr)
-                noise.add_to([leaf.unsqueeze(0) for leaf in point.values()], step, self._scale)
-        rows = problem.lower_data.count(self.batch_size) * (self.steps + 2 * through)
-        return point, Cost(
-            lower_gradients=self.steps, products=through, cross_products=through, rows=rows
-        )
+        cost = Cost(lower_gradients=calls, rows=calls * rows)
+        return Candidates(x=x, losses=losses, cost=cost)
 
     def carry(
         self, start: State, candidates: Candidates, index: Tensor, key: Key, problem: Problem
@@ -274,9 +240,9 @@ class Ula:
 class _Noise:
     """The Gaussian increments of some chains.
 
-    Each chain has a separate random generator, so it can be replayed separately. Small states draw
-    many steps at once, to save calls. Large states draw one leaf of one chain at a time, to save
-    memory.
+    Each chain has a separate random generator, so some chains can be computed alone. Small states
+    draw many steps at once, to save calls. Large states draw one leaf of one chain at a time, to
+    save memory.
     """
 
     def __init__(self, generators: list[torch.Generator], steps: int) -> None:
