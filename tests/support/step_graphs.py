@@ -20,7 +20,8 @@ from hgms.compiled.trace import Trace, trace
 from hgms.generators.branches import Branches
 from hgms.optim import AdamW, Cosine
 from hgms.selectors import BestOfN
-from hgms.solvers.pcg import Settings, begin, iteration, whole
+from hgms.solvers import CG
+from hgms.solvers.pcg import begin, iteration, whole
 from hgms_core import Data, Key, LinearSystem, Problem, Tree
 
 RIDGE = 0.02
@@ -140,7 +141,7 @@ def step_graphs(
                 b,
                 None,
                 None,
-                Settings(ridge=RIDGE, rtol=1e-3, atol=0.0, max_steps=SOLVED, clip=None),
+                CG(ridge=RIDGE, rtol=1e-3, max_steps=SOLVED),
                 SOLVED,
             )
 

@@ -39,7 +39,7 @@ from hgms_core import Composition, ConfigError, HgmsError, Pipeline
 from hgms_core.annotations import reader
 from hgms_core.arguments import as_error, complaint
 from hgms_core.components import Checked
-from hgms_core.errors import raise_all, unknown_name
+from hgms_core.errors import closest, raise_all, unknown_name
 
 
 def traits_of(registry: Registry, task: object) -> frozenset[str]:
@@ -155,7 +155,7 @@ class _Reader:
         layers, table = self.layers(cls, value, wrappers)
         known = {key: None for fields in layers.values() for key in fields}
         errors: list[HgmsError] = []
-        errors += [unknown_name("option", key, known, (key,)) for key in table if key not in known]
+        errors += [unknown_option(key, cls, known) for key in table if key not in known]
         first, *around = layers
         arguments = {first: self.values(table, first, layers[first], errors)}
         for layer in around:
@@ -348,6 +348,33 @@ class _Reader:
         if not isinstance(value, Mapping):
             fail("wrong-type", f"expected {spell(Budget)}, got {show(value)}")
         return typing.cast(Budget, self.table(value, Budget))
+
+
+def unknown_option(key: str, cls: type, known: Iterable[str]) -> ConfigError:
+    """Return the error for a key that no field has, with the nearest valid key.
+
+    Keys of inner tables are compared by their last name and by their whole place: for
+    ``ramp.steps`` these are ``steps`` and ``ramp_steps``.
+    """
+    error = unknown_name("option", key, known, (key,))
+    places = {**_inner_places(cls), **{name: name for name in known}}
+    near = closest(key, places)
+    if near is None:
+        return error
+    return ConfigError(**{**error.as_dict(), "did_you_mean": (places[near],)})
+
+
+def _inner_places(cls: type) -> dict[str, str]:
+    """Return the places of all keys in the tables of the fields of ``cls``, by their spellings."""
+    places: dict[str, str] = {}
+    for name, attribute in init_fields(cls).items():
+        hint = type_hints(cls)[attribute.name]
+        for member in filter(attrs.has, (hint, *typing.get_args(hint))):
+            inner = {**_inner_places(member), **{key: key for key in init_fields(member)}}
+            for key, place in inner.items():
+                places.setdefault(key, f"{name}.{place}")
+                places.setdefault(f"{name}_{key}", f"{name}.{place}")
+    return places
 
 
 def _is_named(value: object) -> bool:

@@ -14,12 +14,11 @@ from torch import Tensor
 from hgms.contrib.kronecker import kronecker_inverse
 from hgms.solvers.cg import CG
 from hgms.solvers.identity import solution_of
-from hgms.solvers.pcg import Precondition
+from hgms.solvers.pcg import ConjugateGradients, Precondition
 from hgms_core import (
     Batch,
     Composition,
     LinearSolver,
-    LinearSystem,
     Loss,
     MatVec,
     Solution,
@@ -28,12 +27,12 @@ from hgms_core import (
     hookimpl,
 )
 from hgms_core.capabilities import Capabilities, UsesLoss
-from hgms_core.validators import at_least, not_negative, optional_positive, positive
+from hgms_core.validators import at_least
 
 
 @final
 @component
-class KFAC:
+class KFAC(ConjugateGradients):
     """(H + γI) v = b with K-FAC's inverse of the lower Gauss–Newton matrix.
 
     It approximates the inverse of the Gauss–Newton matrix G of the lower loss.
@@ -93,20 +92,14 @@ class KFAC:
     name: ClassVar[str] = "kfac"
     capabilities: ClassVar[Capabilities] = frozenset({UsesLoss})
 
-    ridge: float = field(default=0.0, validator=not_negative)
-    rtol: float = field(default=1e-6, validator=positive)
-    atol: float = field(default=0.0, validator=not_negative)
     max_steps: int = field(default=100, validator=at_least(0))
-    clip: float | None = field(default=None, validator=optional_positive)
 
     def for_loss(self, loss: Loss, theta: Tree, x: Tree, batch: Batch) -> LinearSolver:
         """Return the solver of systems with the curvature of this loss at (θ, x)."""
         inverse = kronecker_inverse(loss, theta, x, batch, self.ridge)
         if self.max_steps:
             return self._cg(inverse)
-        return Factored(
-            inverse=inverse, ridge=self.ridge, rtol=self.rtol, atol=self.atol, clip=self.clip
-        )
+        return Factored(settings=self, inverse=inverse)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         return self._cg(None).solve(matvec, b, x0)
@@ -127,15 +120,12 @@ class Factored:
     """Compute v = M⁻¹b, and one product for its residual."""
 
     name: ClassVar[str] = "factored"
+    settings: KFAC
     inverse: Precondition
-    ridge: float
-    rtol: float
-    atol: float
-    clip: float | None
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        return solution_of(system, self.inverse(system.rhs), self.clip)
+        system = self.settings.system(matvec, b)
+        return solution_of(system, self.inverse(system.rhs), self.settings.clip)
 
 
 @hookimpl

@@ -11,10 +11,10 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.solvers.pcg import Precondition, pcg
-from hgms_core import LinearSystem, MatVec, Solution, Tree, component, hookimpl
+from hgms.solvers.pcg import ConjugateGradients, Precondition
+from hgms_core import MatVec, Solution, Tree, component, hookimpl
 from hgms_core.capabilities import Capabilities, Recycles
-from hgms_core.validators import at_least, not_negative, optional_positive, positive
+from hgms_core.validators import at_least
 
 SMALL = 1e-6
 """Share of the largest eigenvalue below which an eigenvalue of a small matrix of inner products is
@@ -28,7 +28,7 @@ discarded.
 
 @final
 @component
-class RecycledCG:
+class RecycledCG(ConjugateGradients):
     """(H + γI) v = b by conjugate gradients with a learned preconditioner.
 
     The preconditioner is learned from the previous systems.
@@ -88,15 +88,9 @@ class RecycledCG:
     capabilities: ClassVar[Capabilities] = frozenset({Recycles})
 
     rank: int = field(default=60, validator=at_least(1))
-    ridge: float = field(default=0.0, validator=not_negative)
-    rtol: float = field(default=1e-6, validator=positive)
-    atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=at_least(1))
-    clip: float | None = field(default=None, validator=optional_positive)
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        return pcg(system, x0, self.max_steps, self.clip)
+        return self.run(self.system(matvec, b), x0)
 
     def solve_from(
         self, matvec: MatVec, b: Tensor, x0: Tensor | None, memory: Tree
@@ -115,12 +109,10 @@ class RecycledCG:
                 pairs.append((v.detach(), image.detach()))
             return image
 
-        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
+        system = self.system(matvec, b)
         system.matvec = record_product
         if not memory:
-            return pcg(system, x0, self.max_steps, self.clip), update_model(
-                {}, pairs, self.ridge, self.rank
-            )
+            return self.run(system, x0), update_model({}, pairs, self.ridge, self.rank)
         solve = inverse(memory)
         kept = memory
 
@@ -137,9 +129,8 @@ class RecycledCG:
                     kept = {}
             return solve(r) if kept else r
 
-        solution = pcg(
-            system, solve(b.detach()) / memory["rest"], self.max_steps, self.clip, precondition
-        )
+        start = solve(b.detach()) / memory["rest"]
+        solution = self.run(system, start, precondition)
         return solution, update_model(kept, pairs, self.ridge, self.rank)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
 
 import torch
 from attrs import field
@@ -15,18 +16,25 @@ from hgms_core.capabilities import Capabilities, Fixed, JoinsStep
 from hgms_core.validators import decay_rate, each, not_negative, optional_positive, positive
 
 
-class _Additive:
-    """A step with the numbers of each step, such as the rate, apart from the functions of tensors.
-
-    ``move(theta, gradient, state, numbers)`` returns θ and the state; numbers may be tensors.
-    """
+@component
+class _Additive(ABC):
+    """A step of tensors that receives numbers, such as the rate."""
 
     capabilities: ClassVar[Capabilities] = frozenset({JoinsStep})
 
-    if TYPE_CHECKING:
-        schedule: Schedule
-        numbers: Callable[[State, float], tuple[float, ...]]
-        move: Callable[..., tuple[Tree, State]]
+    lr: float = field(default=0.1, validator=positive)
+    clip: float | None = field(default=None, validator=optional_positive)
+    schedule: Schedule = Schedule()
+
+    def numbers(self, state: State, progress: float) -> tuple[float, ...]:
+        """Return the rate."""
+        return (self.lr * self.schedule.factor(state["step"], progress),)
+
+    @abstractmethod
+    def move(
+        self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
+    ) -> tuple[Tree, State]:
+        """Return θ and the state after a step; numbers may be tensors."""
 
     def step(
         self, theta: Tree, gradient: Tree, state: State, progress: float
@@ -74,19 +82,13 @@ class Sgd(_Additive):
     """
 
     name: ClassVar[str] = "sgd"
-    lr: float = field(default=0.1, validator=positive)
     momentum: float = field(default=0.0, validator=decay_rate)
-    clip: float | None = field(default=None, validator=optional_positive)
-    schedule: Schedule = Schedule()
 
     def init(self, theta: Tree) -> State:
         moments = (
             {name: torch.zeros_like(leaf) for name, leaf in theta.items()} if self.momentum else {}
         )
         return {"step": 0, "m": moments}
-
-    def numbers(self, state: State, progress: float) -> tuple[float, ...]:
-        return (self.lr * self.schedule.factor(state["step"], progress),)
 
     def move(
         self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
@@ -135,16 +137,10 @@ class ProjectedGradient(_Additive):
     """
 
     name: ClassVar[str] = "projected-gradient"
-    lr: float = field(default=0.1, validator=positive)
     projection: Projection = Projection()
-    clip: float | None = field(default=None, validator=optional_positive)
-    schedule: Schedule = Schedule()
 
     def init(self, theta: Tree) -> State:
         return {"step": 0}
-
-    def numbers(self, state: State, progress: float) -> tuple[float, ...]:
-        return (self.lr * self.schedule.factor(state["step"], progress),)
 
     def move(
         self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
@@ -155,48 +151,54 @@ class ProjectedGradient(_Additive):
         return self.projection.apply(moved), {"step": state["step"] + 1}
 
 
-def _adam_numbers(outer: Adam | AdamW, state: State, progress: float) -> tuple[float, ...]:
-    """Return the rate and both bias corrections."""
-    rate = outer.lr * outer.schedule.factor(state["step"], progress)
-    count = state["step"] + 1
-    betas = outer.betas
-    return rate, 1 / (1 - betas[0] ** count), (1 - betas[1] ** count) ** 0.5
+@component
+class _Adam(_Additive):
+    """Steps along bias-corrected moments of h, with decoupled weight decay."""
 
+    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
+    eps: float = field(default=1e-8, validator=positive)
+    projection: Projection = Projection()
 
-def _adam_step(
-    outer: Adam | AdamW,
-    decay: float,
-    theta: Tree,
-    gradient: Tree,
-    state: State,
-    numbers: Sequence[Any],
-) -> tuple[Tree, State]:
-    """(1 − rate·decay)θ − rate·m̂/(√v̂ + ε), projected, and the new moments."""
-    rate, scale, correction = numbers
-    gradient = clip_gradient(gradient, outer.clip)
-    betas = outer.betas
-    first = {
-        name: torch.lerp(state["m"][name], grad, 1 - betas[0]) for name, grad in gradient.items()
-    }
-    second = {
-        name: betas[1] * state["v"][name] + (1 - betas[1]) * grad * grad
-        for name, grad in gradient.items()
-    }
-    moved = {}
-    for name, leaf in theta.items():
-        direction = scale * first[name] / (second[name].sqrt() / correction + outer.eps)
-        moved[name] = ((1 - rate * decay) * leaf if decay else leaf) - rate * direction
-    return outer.projection.apply(moved), {"step": state["step"] + 1, "m": first, "v": second}
+    def init(self, theta: Tree) -> State:
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
+        return {"step": 0, "m": zeros, "v": dict(zeros)}
 
+    def numbers(self, state: State, progress: float) -> tuple[float, ...]:
+        """Return the rate and both bias corrections."""
+        count = state["step"] + 1
+        corrections = 1 / (1 - self.betas[0] ** count), (1 - self.betas[1] ** count) ** 0.5
+        return *super().numbers(state, progress), *corrections
 
-def _no_moments(_outer: Adam | AdamW, theta: Tree) -> State:
-    zeros = {name: torch.zeros_like(leaf) for name, leaf in theta.items()}
-    return {"step": 0, "m": zeros, "v": dict(zeros)}
+    def move(
+        self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
+    ) -> tuple[Tree, State]:
+        return self.decayed(0.0, theta, gradient, state, numbers)
+
+    def decayed(
+        self, decay: float, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
+    ) -> tuple[Tree, State]:
+        """(1 − rate·decay)θ − rate·m̂/(√v̂ + ε), projected, and the new moments."""
+        rate, scale, correction = numbers
+        gradient = clip_gradient(gradient, self.clip)
+        betas = self.betas
+        first = {
+            name: torch.lerp(state["m"][name], grad, 1 - betas[0])
+            for name, grad in gradient.items()
+        }
+        second = {
+            name: betas[1] * state["v"][name] + (1 - betas[1]) * grad * grad
+            for name, grad in gradient.items()
+        }
+        moved = {}
+        for name, leaf in theta.items():
+            direction = scale * first[name] / (second[name].sqrt() / correction + self.eps)
+            moved[name] = ((1 - rate * decay) * leaf if decay else leaf) - rate * direction
+        return self.projection.apply(moved), {"step": state["step"] + 1, "m": first, "v": second}
 
 
 @final
 @component
-class Adam(_Additive):
+class Adam(_Adam):
     """θ ← θ − α m̂/(√v̂ + ε), with bias-corrected moments of h.
 
     The step hardly depends on the length of h. This suits hypergradients of unknown scale (ridge,
@@ -230,25 +232,11 @@ class Adam(_Additive):
     """
 
     name: ClassVar[str] = "adam"
-    lr: float = field(default=0.1, validator=positive)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
-    eps: float = field(default=1e-8, validator=positive)
-    clip: float | None = field(default=None, validator=optional_positive)
-    projection: Projection = Projection()
-    schedule: Schedule = Schedule()
-
-    init = _no_moments
-    numbers = _adam_numbers
-
-    def move(
-        self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
-    ) -> tuple[Tree, State]:
-        return _adam_step(self, 0.0, theta, gradient, state, numbers)
 
 
 @final
 @component
-class AdamW(_Additive):
+class AdamW(_Adam):
     """Adam with decoupled weight decay: θ ← (1 − α·wd)θ − α m̂/(√v̂ + ε).
 
     The decay pulls θ to 0 (logits to uniform weights): an outer regularisation, zero by default.
@@ -272,21 +260,12 @@ class AdamW(_Additive):
     """
 
     name: ClassVar[str] = "adamw"
-    lr: float = field(default=0.1, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    betas: tuple[float, float] = field(default=(0.9, 0.999), validator=each(decay_rate))
-    eps: float = field(default=1e-8, validator=positive)
-    clip: float | None = field(default=None, validator=optional_positive)
-    projection: Projection = Projection()
-    schedule: Schedule = Schedule()
-
-    init = _no_moments
-    numbers = _adam_numbers
 
     def move(
         self, theta: Tree, gradient: Tree, state: State, numbers: Sequence[Any]
     ) -> tuple[Tree, State]:
-        return _adam_step(self, self.weight_decay, theta, gradient, state, numbers)
+        return self.decayed(self.weight_decay, theta, gradient, state, numbers)
 
 
 @hookimpl

@@ -8,15 +8,15 @@ from attrs import field, validators
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct
-from hgms.solvers.pcg import Precondition, Settings, pcg, whole
-from hgms_core import LinearSystem, MatVec, Solution, component, hookimpl
+from hgms.solvers.pcg import ConjugateGradients, Precondition, whole
+from hgms_core import MatVec, Solution, component, hookimpl
 from hgms_core.capabilities import Capabilities, SolvesInProgram
-from hgms_core.validators import at_least, not_negative, optional, optional_positive, positive
+from hgms_core.validators import optional
 
 
 @final
 @component
-class CG:
+class CG(ConjugateGradients):
     """Solve (H + γI) v = b by conjugate gradients, for H symmetric and H + γI positive definite.
 
     Stops at ‖r‖ ≤ max(rtol·‖b‖, atol). In exact arithmetic v_k minimises ½vᵀ(H + γI)v − bᵀv over
@@ -77,23 +77,16 @@ class CG:
     name: ClassVar[str] = "cg"
     capabilities: ClassVar[Capabilities] = frozenset({SolvesInProgram})
 
-    ridge: float = field(default=0.0, validator=not_negative)
-    rtol: float = field(default=1e-6, validator=positive)
-    atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=at_least(1))
-    clip: float | None = field(default=None, validator=optional_positive)
     preconditioner: Precondition | None = field(
         default=None, validator=optional(validators.is_callable())
     )
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
         if isinstance(matvec, CompiledProduct) and self.preconditioner is None:
-            settings = Settings(self.ridge, self.rtol, self.atol, self.max_steps, self.clip)
-            solution = matvec.whole("cg", (settings,), whole, b, x0, self.max_steps)
+            solution = matvec.whole("cg", (self,), whole, b, x0, self.max_steps)
             if solution is not None:
                 return solution
-        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
-        return pcg(system, x0, self.max_steps, self.clip, self.preconditioner)
+        return self.run(self.system(matvec, b), x0, self.preconditioner)
 
 
 @hookimpl

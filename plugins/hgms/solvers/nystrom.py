@@ -8,14 +8,14 @@ import torch
 from attrs import field
 from torch import Tensor
 
-from hgms.solvers.pcg import Precondition, pcg
+from hgms.solvers.pcg import ConjugateGradients, Precondition
 from hgms_core import Key, LinearSystem, MatVec, Solution, component, hookimpl
-from hgms_core.validators import at_least, not_negative, optional_positive, positive
+from hgms_core.validators import at_least
 
 
 @final
 @component
-class NystromCG:
+class NystromCG(ConjugateGradients):
     """Solve (H + γI) v = b by conjugate gradients with a rank-l Nyström preconditioner.
 
     With Ω an orthonormal test matrix of l columns and Y = HΩ, the approximation of H is Ĥ = Y
@@ -72,19 +72,14 @@ class NystromCG:
     name: ClassVar[str] = "nystrom"
 
     rank: int = field(default=20, validator=at_least(1))
-    ridge: float = field(default=0.0, validator=not_negative)
-    rtol: float = field(default=1e-6, validator=positive)
-    atol: float = field(default=0.0, validator=not_negative)
-    max_steps: int = field(default=100, validator=at_least(1))
-    clip: float | None = field(default=None, validator=optional_positive)
     seed: int = 0
 
     def solve(self, matvec: MatVec, b: Tensor, x0: Tensor | None = None) -> Solution:
-        system = LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
+        system = self.system(matvec, b)
         if not (system.size > system.target).any():  # no system to solve, so no sketch
-            return pcg(system, x0, self.max_steps, self.clip)
+            return self.run(system, x0)
         precondition, largest = self._sketch(system)
-        return pcg(system, x0, self.max_steps, self.clip, precondition, largest)
+        return self.run(system, x0, precondition, largest)
 
     def _sketch(self, system: LinearSystem) -> tuple[Precondition, Tensor]:
         """Return the preconditioner, and the largest eigenvalue of Ĥ + γI."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import torch
-from attrs import frozen
+from attrs import field
 from torch import Tensor
 
 from hgms.compiled import CompiledProduct, is_traced, repeat
 from hgms.solvers.iteration import READ_EVERY, eager, iterate, waits
-from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree
+from hgms_core import LinearSystem, MatVec, Outcome, Solution, Tree, component
+from hgms_core.validators import at_least, not_negative, optional_positive, positive
 
 dot = LinearSystem.dot
 norm = LinearSystem.norm
@@ -32,6 +34,32 @@ CONVERGED, LIMIT, NEGATIVE, STAGNATED, NONFINITE = (
     Outcome[name].code
     for name in ("CONVERGED", "ITERATION_LIMIT", "NEGATIVE_CURVATURE", "STAGNATED", "NONFINITE")
 )
+
+
+@component
+class ConjugateGradients:
+    """The settings of solvers by conjugate gradients, and a solve with them."""
+
+    name: ClassVar[str]
+
+    ridge: float = field(default=0.0, validator=not_negative)
+    rtol: float = field(default=1e-6, validator=positive)
+    atol: float = field(default=0.0, validator=not_negative)
+    max_steps: int = field(default=100, validator=at_least(1))
+    clip: float | None = field(default=None, validator=optional_positive)
+
+    def system(self, matvec: MatVec, b: Tensor) -> LinearSystem:
+        return LinearSystem.of(matvec, b, ridge=self.ridge, rtol=self.rtol, atol=self.atol)
+
+    def run(
+        self,
+        system: LinearSystem,
+        x0: Tensor | None,
+        precondition: Precondition | None = None,
+        largest: Tensor | None = None,
+    ) -> Solution:
+        """Solve the system by :func:`pcg`."""
+        return pcg(system, x0, self.max_steps, self.clip, precondition, largest)
 
 
 def pcg(
@@ -297,23 +325,12 @@ def iteration(
     }
 
 
-@frozen
-class Settings:
-    """The system's ridge and tolerances, and the bounds of the iterations and of the solution."""
-
-    ridge: float
-    rtol: float
-    atol: float
-    max_steps: int
-    clip: float | None
-
-
 def whole(
     matvec: MatVec,
     b: Tensor,
     x0: Tensor | None,
     earlier: Tree | None,
-    settings: Settings,
+    solver: ConjugateGradients,
     count: int,
 ) -> tuple[Tree, Tensor, Tensor, Tree]:
     """Run :func:`pcg` with ``count`` iterations and one check, as a function of tensors only.
@@ -321,10 +338,8 @@ def whole(
     It starts from ``x0`` or from the state of an ``earlier`` call. Return the fields of the
     solution, the number of products, whether to continue, and the state to continue from.
     """
-    max_steps = settings.max_steps
-    system = LinearSystem.of(
-        matvec, b, ridge=settings.ridge, rtol=settings.rtol, atol=settings.atol
-    )
+    max_steps = solver.max_steps
+    system = solver.system(matvec, b)
     if earlier is None:
         state = begin(system, x0, max_steps, None, None)
         verified = state["size"]
@@ -346,7 +361,7 @@ def whole(
     verified = torch.where(claimed & ~going, ended["size"], verified)
     state = {name: torch.where(going, leaf, ended[name]) for name, leaf in state.items()}
     solution = system.solution(
-        state["x"], state["size"], state["codes"], state["steps"], state["curvature"], settings.clip
+        state["x"], state["size"], state["codes"], state["steps"], state["curvature"], solver.clip
     )
     numbers = {
         name: getattr(solution, name)

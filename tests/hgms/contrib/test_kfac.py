@@ -211,9 +211,11 @@ def test_the_method_s_hypergradient_is_that_of_the_dense_inverse() -> None:
 
 def test_the_inverse_itself_is_clipped_and_says_so_where_it_is_exact() -> None:
     b = normal(5, seed=3)
-    limits: Any = {"inverse": lambda r: r / 3, "ridge": 1.0, "rtol": 1e-9, "atol": 0.0}
     exact, clipped = (
-        Factored(clip=clip, **limits).solve(lambda v: 2 * v, b) for clip in (None, 0.1)
+        Factored(settings=KFAC(ridge=1.0, rtol=1e-9, clip=clip), inverse=lambda r: r / 3).solve(
+            lambda v: 2 * v, b
+        )
+        for clip in (None, 0.1)
     )
     assert (exact.outcome, clipped.products) == (Outcome.CONVERGED, 1)
     torch.testing.assert_close(exact.value, b / 3)

@@ -5,6 +5,7 @@ All directions are computed at the same point.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, final
 
@@ -177,7 +178,9 @@ class Soba:
         }
 
 
-def _descend(leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor) -> list[Tensor]:
+def _descend(
+    leaves: list[Tensor], directions: Sequence[Tensor], rate: float | Tensor
+) -> list[Tensor]:
     if isinstance(rate, Tensor):
         return [leaf - rate * direction for leaf, direction in zip(leaves, directions, strict=True)]
     return list(torch._foreach_add(leaves, directions, alpha=-rate))
