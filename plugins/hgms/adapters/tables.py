@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from hgms.adapters.shapes import Array, field_names
+from hgms.adapters.shapes import field_names
 from hgms.arguments import errors_at, require
 from hgms_core import ROLES, ConfigError, Data
 from hgms_core.arguments import kind_of
@@ -87,40 +87,14 @@ def read_roles(rows: Any, place: str, like: Tensor) -> Data | dict[str, Data]:
     return read_table(rows, place, like)
 
 
-@runtime_checkable
-class Frame(Protocol):
-    """A data frame of pandas or polars."""
-
-    columns: Any
-
-
-@runtime_checkable
-class Named(Protocol):
-    """A table of pyarrow, or a dataset of the library `datasets`."""
-
-    column_names: Any
-
-
-@runtime_checkable
-class Formatted(Protocol):
-    """A dataset of the library `datasets`."""
-
-    format: dict[str, Any]
-
-    def with_format(self, kind: str, *, columns: Any) -> Any: ...
-
-
-@runtime_checkable
-class Indexed(Protocol):
-    """Rows by number, as a sequence."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any) -> Any: ...
+NAMES = ("column_names", "columns")
+"""Attributes with the names of columns: of pyarrow and the library `datasets`; of data frames."""
 
 
 def is_table(value: object) -> bool:
     """Whether this is a table, and not a column of a table."""
-    return isinstance(value, Frame | Named | Mapping | Dataset | DataLoader)
+    has_names = any(hasattr(value, name) for name in NAMES)
+    return has_names or isinstance(value, Mapping | Dataset | DataLoader)
 
 
 def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -128,18 +102,19 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     lists.
     """
     names = None
-    if isinstance(rows, Named | Frame) and not isinstance(rows, Dataset):
-        names = rows.column_names if isinstance(rows, Named) else rows.columns
+    if not isinstance(rows, Dataset):
+        names = next((getattr(rows, name) for name in NAMES if hasattr(rows, name)), None)
+    has_format = hasattr(rows, "with_format") and hasattr(rows, "format")  # of `datasets`
     if isinstance(rows, DataLoader):
         table = _read_loader(rows)
     elif isinstance(rows, Mapping):
         table = dict(rows)
-    elif isinstance(rows, Formatted) and rows.format.get("type", "custom") != "custom":
+    elif has_format and rows.format.get("type", "custom") != "custom":
         table = rows.with_format("numpy", columns=rows.format["columns"])[:]
     elif isinstance(rows, TensorDataset | tuple):
         arrays = rows if isinstance(rows, tuple) else rows.tensors
         table = dict(zip(field_names(rows) or range(len(arrays)), arrays, strict=True))
-    elif names is not None and isinstance(rows, Indexed) and not isinstance(rows, Formatted):
+    elif names is not None and _has_numbers(rows) and not has_format:
         require(
             len(set(names)) == len(names),
             "duplicate-name",
@@ -160,9 +135,14 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     return {str(name): _column(str(name), values, dtype) for name, values in table.items()}
 
 
+def _has_numbers(rows: object) -> bool:
+    return hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+
+
 def _is_sequence(rows: object) -> bool:
-    other = str | bytes | Tensor | torch.nn.Module | IterableDataset | Array
-    return isinstance(rows, Indexed) and not isinstance(rows, other)
+    other = str | bytes | Tensor | torch.nn.Module | IterableDataset
+    is_other = isinstance(rows, other) or hasattr(rows, "__array__")
+    return _has_numbers(rows) and not is_other
 
 
 def _no_table(rows: object) -> ConfigError:
@@ -309,7 +289,7 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     import numpy as np
 
     require(
-        isinstance(values, Array | list | tuple | range) and not isinstance(values, str),
+        isinstance(values, list | tuple | range) or hasattr(values, "__array__"),
         "wrong-column",
         f"the column {name!r} is {kind_of(values)}",
         hint="remove it, or convert it to numbers (sparse matrices: .toarray())",

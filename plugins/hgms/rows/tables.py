@@ -1,11 +1,24 @@
-"""Validation rows as one table: the rows of the roles that may be used to train x."""
+"""Weights of lower rows, and the validation rows that may be used to train x as one table."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from hgms_core import Batch, Data, Problem
+from hgms_core import Batch, ConfigError, Data, Problem, Rows
+
+
+def weighted_rows(problem: Problem, method: str) -> Rows:
+    """Return the losses of lower rows and their weights, which a method requires."""
+    rows = problem.find(Rows)
+    if rows is None:
+        raise ConfigError(
+            "not-supported",
+            f"method {method!r} requires one weight per lower row (extension Rows), but the "
+            "problem has none",
+            place=("method",),
+        )
+    return rows
 
 
 def trained_on(problem: Problem) -> Data:

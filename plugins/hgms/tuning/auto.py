@@ -10,6 +10,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
+from hgms.arguments import errors_at
 from hgms.config import Budget
 from hgms.hyper import PerRow
 from hgms.tuning.candidate import Candidate, choose
@@ -78,10 +79,8 @@ class Tuning:
 
 
 def _budget(method: object, attribute: Any, value: str) -> None:
-    try:
+    with errors_at(attribute.name):
         Budget(value)
-    except ConfigError as error:
-        raise error.at(attribute.name) from None
 
 
 @final

@@ -12,6 +12,7 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import hgms.hyper as hyper
+from hgms.arguments import errors_at
 from hgms.config.tables import tables_of
 from hgms.tuning.tuner import TuneOptions, tune
 from hgms_core import ConfigError
@@ -126,7 +127,5 @@ def _kind(path: Path, name: str, entry: Any) -> Any:
     if entry["name"] not in KINDS:
         raise unknown_name("hyperparameter", entry["name"], KINDS, (*place, "name"))
     fields = {key: value for key, value in entry.items() if key != "name"}
-    try:
+    with errors_at(*place):
         return KINDS[entry["name"]](**fields)
-    except ConfigError as error:
-        raise error.at(*place) from None

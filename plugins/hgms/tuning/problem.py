@@ -19,7 +19,8 @@ from attrs import field, frozen
 from torch import Tensor, nn
 from torch.func import vmap
 
-from hgms.adapters import ModuleParts, as_data
+from hgms.adapters import ModuleParts, read_table
+from hgms.arguments import errors_at
 from hgms.hyper import Block, Hyper
 from hgms.tuning.shared_inputs import SharedInputs
 from hgms_core import Batch, ConfigError, Data, Key, Ravel, Tree, slopes
@@ -392,12 +393,12 @@ def build(
     parts = ModuleParts.of(model)
     x = parts.x0
     like = next(iter(x.values()))
-    training = rows_of(train, "train", like)
+    training = read_table(train, "train", like)
     columns = training.batch(None)
     size = training.size
     rows = columns
     if validation is not None:
-        rows = join(training.batch(None), rows_of(validation, "validation", like).batch(None))
+        rows = join(training.batch(None), read_table(validation, "validation", like).batch(None))
     total = len(rows["index"])
     spec = Ravel.of(x)
     space = Space({name: _block(name, kind, x, columns) for name, kind in learn.items()}, like)
@@ -443,14 +444,6 @@ def masks_of(train: int, validation: int, folds: int | None, seed: int, like: Te
     return Masks.of(train, validation, amount, Key(seed).fold("folds"), like)
 
 
-def rows_of(rows: Any, place: str, like: Tensor) -> Data:
-    """Return a table as rows with the dtype and device of a tensor."""
-    try:
-        return as_data(rows, like.dtype, like.device)
-    except ConfigError as error:
-        raise error.at(place) from None
-
-
 def join(first: Batch, second: Batch) -> Batch:
     """Return the training rows, then the validation rows, numbered through."""
     if set(first) != set(second):
@@ -465,11 +458,8 @@ def join(first: Batch, second: Batch) -> Batch:
 
 
 def _block(name: str, kind: Any, x: Tree, rows: Batch) -> Block:
-    try:
-        block: Block = kind.block(x, rows)
-    except ConfigError as error:
-        raise error.at("learn", name) from None
-    return block
+    with errors_at("learn", name):
+        return kind.block(x, rows)
 
 
 def _takes_hyper(loss: Callable[..., Any], space: Space) -> bool:

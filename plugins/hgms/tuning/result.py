@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -69,13 +68,7 @@ class TuneResult:
         return f"use {self.selected}; no learned value is better by more than the noise"
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         return "\n".join(self._lines())
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:
         yield f"tuned by the {self.engine} engine: {self.selected}"

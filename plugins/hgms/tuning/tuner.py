@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from torch import Tensor, nn
 
-from hgms.adapters import check_options
+from hgms.adapters import check_options, read_table
 from hgms.config import Budget
 from hgms.hyper import Hyper
 from hgms.tuning.auto import Auto, Search, as_problem
@@ -18,14 +18,7 @@ from hgms.tuning.candidate import Candidate, judgements
 from hgms.tuning.implicit import Implicit
 from hgms.tuning.meter import Stages
 from hgms.tuning.online import Online
-from hgms.tuning.problem import (
-    ModuleProblem,
-    TuningProblem,
-    build,
-    check_effects,
-    check_learn,
-    rows_of,
-)
+from hgms.tuning.problem import ModuleProblem, TuningProblem, build, check_effects, check_learn
 from hgms.tuning.result import TuneResult
 from hgms.tuning.stage_folder import StageFolder
 from hgms_core import Problem
@@ -217,7 +210,7 @@ def _test_losses(
     """Return the mean loss of the test rows of each candidate by name."""
     if test is None:
         return {}
-    rows = rows_of(test, "test", problem.w0)
+    rows = read_table(test, "test", problem.w0)
     return {
         candidate.name: problem.mean_loss(engine.final(candidate), rows) for candidate in candidates
     }

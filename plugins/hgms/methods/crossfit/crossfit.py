@@ -16,7 +16,7 @@ from hgms.config import lowering
 from hgms.methods.crossfit import fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
 from hgms.methods.crossfit.lower import SharpnessAware, advance, branch, part
-from hgms.rows import trained_on
+from hgms.rows import trained_on, weighted_rows
 from hgms_core import (
     Branch,
     Candidates,
@@ -27,7 +27,6 @@ from hgms_core import (
     OuterOptimizer,
     Problem,
     Record,
-    Rows,
     Selector,
     State,
     Tree,
@@ -139,13 +138,7 @@ class CrossFit:
     memory_hints = lowering(other=["batch_size", "upper_batch_size", "count"])
 
     def init(self, problem: Problem, seed: int) -> State:
-        if problem.find(Rows) is None:
-            raise ConfigError(
-                "not-supported",
-                f"method {self.name!r} requires one weight per lower row (extension Rows), but the "
-                "problem has none",
-                place=("method",),
-            )
+        weighted_rows(problem, self.name)
         if "stop" not in problem.upper_data:
             raise ConfigError(
                 "no-rows-for-role",
@@ -245,8 +238,7 @@ class CrossFit:
         """Return the branches after the lower steps of this outer step, the mean of their last
         objectives, and the cost.
         """
-        weighted = problem.find(Rows)
-        assert weighted is not None
+        weighted = weighted_rows(problem, self.name)
         alpha = state["alpha"]
         theta = state["theta"]
         upper = trained_on(problem)
@@ -320,8 +312,7 @@ class CrossFit:
         """Compute new scores, the hypergradient averaged over the branches, the outer step, and the
         resulting weights.
         """
-        weighted = problem.find(Rows)
-        assert weighted is not None
+        weighted = weighted_rows(problem, self.name)
         alpha = state["alpha"]
         scores, cost = self._scores(problem, folds, averages)
         estimates = []
@@ -367,8 +358,7 @@ class CrossFit:
     @torch.no_grad()
     def _scores(self, problem: Problem, folds: Folds, averages: Tree) -> tuple[Tensor, Cost]:
         """Return the score of each lower row from the branch that has not seen the row."""
-        weighted = problem.find(Rows)
-        assert weighted is not None
+        weighted = weighted_rows(problem, self.name)
         scores = problem.theta0[weighted.leaf].new_zeros(problem.lower_data.size)
         for number in range(self.count):
             rows = (folds.lower == number).nonzero()[:, 0]

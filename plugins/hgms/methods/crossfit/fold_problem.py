@@ -14,8 +14,8 @@ from torch import Tensor
 from hgms.compiled import Numbers
 from hgms.methods.crossfit import weights
 from hgms.methods.crossfit.folds import Folds
-from hgms.rows import trained_on
-from hgms_core import ROLES, Batch, Data, Problem, Rows, Tree
+from hgms.rows import trained_on, weighted_rows
+from hgms_core import ROLES, Batch, Data, Problem, Tree
 
 UPPER = "crossfit.upper."
 KEPT = "crossfit.kept"
@@ -37,9 +37,8 @@ class Losses:
             name.removeprefix(UPPER): leaf for name, leaf in batch.items() if name.startswith(UPPER)
         }
         below = {name: leaf for name, leaf in batch.items() if not name.startswith("crossfit.")}
-        rows = self.problem.find(Rows)
+        rows = weighted_rows(self.problem, "crossfit")
         theta = self.problem.theta0
-        assert rows is not None
         weight = batch[KEPT] * weights.logits(alpha, batch[SCORE]).sigmoid()
         fit = (weight * rows.losses(x, below)).mean() + rows.regulariser(theta, x, below)
         return fit + alpha[weights.TILT].exp() * self.ratio * self.problem.f(theta, x, above)
@@ -55,8 +54,7 @@ class Losses:
 
         Their mean loss times W/n (``scales[0]``) is unbiased, and no step uses rows of weight 0.
         """
-        rows = self.problem.find(Rows)
-        assert rows is not None
+        rows = weighted_rows(self.problem, "crossfit")
         fit = scales[0] * rows.losses(x, below).mean() + rows.regulariser(theta, x, below)
         return fit + scales[1] * self.problem.f(theta, x, above)
 

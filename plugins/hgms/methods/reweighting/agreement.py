@@ -11,6 +11,7 @@ from attrs import field
 
 from hgms.config import lowering
 from hgms.methods.reweighting import base, joint_training
+from hgms.rows import weighted_rows
 from hgms_core import Key, Problem, Record, State, Tree, component
 from hgms_core.capabilities import Capabilities, HasTestingInstance
 from hgms_core.validators import not_negative, optional_positive, positive, share
@@ -106,7 +107,7 @@ class Agreement:
         return base.begin(self, problem, seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = base.rows_of(self, problem)
+        rows = weighted_rows(problem, self.name)
         key = Key(state["seed"]).fold("round", state["step"])
         theta = state["theta"]
         x = problem.initial(key)
@@ -132,5 +133,5 @@ class Agreement:
         return base.answer(self, state)
 
     def _theta_of(self, problem: Problem, which: torch.Tensor) -> Tree:
-        rows = base.rows_of(self, problem)
+        rows = weighted_rows(problem, self.name)
         return base.as_theta(problem, rows, base.LARGEST * (2.0 * which - 1))

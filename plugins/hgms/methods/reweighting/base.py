@@ -9,20 +9,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from attrs import field, frozen
+from attrs import field
 from torch import Tensor
 
 from hgms.compiled import Numbers
 from hgms.config import lowering
 from hgms.optim.adam import adam, corrections
-from hgms.rows import better_state, check_stop_rows
+from hgms.rows import better_state, check_stop_rows, weighted_rows
 from hgms_core import (
     Batch,
     ConfigError,
     Cost,
     Data,
     Key,
-    Loss,
     Problem,
     Record,
     Rows,
@@ -105,33 +104,12 @@ class Reweighting:
         return answer(self, state)
 
 
-@frozen
-class Losses:
-    """The losses of lower rows, and f."""
-
-    rows: Rows
-    f: Loss
-
-
-def rows_of(method: Any, problem: Problem) -> Rows:
-    """Return the problem's row losses and their weights."""
-    rows = problem.find(Rows)
-    if rows is None:
-        raise ConfigError(
-            "not-supported",
-            f"method {method.name!r} requires one weight per lower row (extension Rows), but the "
-            "problem has none",
-            place=("method",),
-        )
-    return rows
-
-
 def begin(method: Any, problem: Problem, seed: int, **more: Any) -> State:
     """Return the state before the first step.
 
     ``more`` may contain further lower states; each has moments that start at zero.
     """
-    rows_of(method, problem)
+    weighted_rows(problem, method.name)
     if method.keep == "best":
         check_stop_rows(problem)
     return {

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch
 from hgms.methods.reweighting import base
-from hgms_core import Batch, Cost, Problem, Record, Rows, State, Tree, component, gradient
+from hgms.rows import weighted_rows
+from hgms_core import Batch, Cost, Loss, Problem, Record, Rows, State, Tree, component, gradient
 from hgms_core.hypergrad import twice_differentiable_attention
 from hgms_core.trees import require_grad
 from hgms_core.validators import decay_rate, optional_positive
@@ -94,22 +95,21 @@ class LearningToReweight(base.Reweighting):
         return cls(steps=4, lr=0.03)  # for problems of size 1
 
     def init(self, problem: Problem, seed: int) -> State:
-        ones = torch.ones_like(problem.theta0[base.rows_of(self, problem).leaf])
+        ones = torch.ones_like(problem.theta0[weighted_rows(problem, self.name).leaf])
         return base.begin(
             self, problem, seed, moments=base.no_moments(self.optimizer, problem.x0), averages=ones
         )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = base.rows_of(self, problem)
+        rows = weighted_rows(problem, self.name)
         theta = state["theta"]
         x = state["x"]
         moments = state["moments"]
         averages = state["averages"]
         cost = Cost()
         rate = self.rate(progress)
-        losses = base.Losses(rows, problem.f)
-        settings = (self.name, self, losses)
-        function = partial(self._lower_step, losses)
+        settings = (self.name, self, rows, problem.f)
+        function = partial(self._lower_step, rows, problem.f)
         size = problem.lower_data.count(self.batch_size)
         for number, below, above, upper_size in self.batches(problem, state):
             trees = (x, moments, theta, below, above)
@@ -139,7 +139,8 @@ class LearningToReweight(base.Reweighting):
 
     def _lower_step(
         self,
-        losses: base.Losses,
+        rows: Rows,
+        f: Loss,
         numbers: Numbers,
         x: Tree,
         moments: Tree,
@@ -151,8 +152,7 @@ class LearningToReweight(base.Reweighting):
 
         Return x and its moments, the weights, and the weighted loss and f before the step.
         """
-        rows = losses.rows
-        slopes, upper = gradient(losses.f, theta, x, above)
+        slopes, upper = gradient(f, theta, x, above)
         weights = alignments(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
         total = weights.sum()
         weights = weights / torch.where(total > 0, total, torch.ones_like(total))

@@ -12,6 +12,7 @@ from torch import Tensor
 from hgms.compiled import Numbers, launch
 from hgms.methods.reweighting import base
 from hgms.methods.reweighting.learning_to_reweight import alignments
+from hgms.rows import weighted_rows
 from hgms_core import (
     Batch,
     Cost,
@@ -93,7 +94,7 @@ class MwNet(base.Reweighting):
         return cls(steps=4, lr=0.05, meta_lr=0.05)  # for problems of size 1
 
     def init(self, problem: Problem, seed: int) -> State:
-        like = problem.theta0[base.rows_of(self, problem).leaf]
+        like = problem.theta0[weighted_rows(problem, self.name).leaf]
         net = first_net(self.hidden, Key(seed).fold("net"), like)
         moments = base.no_moments(self.optimizer, problem.x0)
         return base.begin(
@@ -101,7 +102,7 @@ class MwNet(base.Reweighting):
         )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = base.rows_of(self, problem)
+        rows = weighted_rows(problem, self.name)
         theta = state["theta"]
         x, moments, net, net_moments = (
             state[name] for name in ("x", "moments", "net", "net_moments")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hgms.compiled import Numbers, launch
 from hgms.methods.reweighting import base, joint_training
+from hgms.rows import weighted_rows
 from hgms_core import Batch, Cost, Key, Loss, Problem, Record, Rows, State, Tree, component
 from hgms_core.trees import require_grad
 from hgms_core.validators import all_of, at_least, less_than, not_negative, optional, positive
@@ -116,7 +117,7 @@ class SmallLoss(base.Reweighting):
         )
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
-        rows = base.rows_of(self, problem)
+        rows = weighted_rows(problem, self.name)
         theta = state["theta"]
         cost = Cost()
         noise_rate = state["noise_rate"]

@@ -16,6 +16,7 @@ import torch
 from attrs import Attribute, frozen
 from torch import Tensor
 
+from hgms.arguments import errors_at
 from hgms.config import check_memory, data_fingerprint, expand
 from hgms.gauss_newton import Composite
 from hgms.packages import optional_module
@@ -147,11 +148,9 @@ def _load(dataset: str, width: int | None) -> Table:
         ) from error
     # One large index makes every row as long, and the cost of a solve grows with the width of
     # the table.
-    try:
+    with errors_at(dataset):
         check_memory("rows × largest index", *features.shape)
         check_memory("largest index squared", features.shape[1], features.shape[1])
-    except ConfigError as error:
-        raise error.at(dataset) from None
     return Table(features.toarray(), target, dataset)
 
 
