@@ -22,7 +22,7 @@ from torch import Tensor
 from hgms.facts import name_of
 from hgms.plugins import KINDS
 from hgms.runs import line_of, pack, unpack
-from hgms_core import ConfigError, Data, HgmsError, Key, Problem, Record, State, Tree
+from hgms_core import Data, HgmsError, Key, Problem, Record, State, Tree
 from hgms_core.capabilities import Finishes, find
 
 PAGE = "docs/reference/kit.md"
@@ -186,17 +186,6 @@ def with_fields(component: Any, **values: Any) -> Any:
     return attrs.evolve(
         component, **{name: value for name, value in values.items() if has(component, name)}
     )
-
-
-def rejection(call: Callable[[], Any]) -> ConfigError | None:
-    """Return the ConfigError of a component that rejects the input, which is not a fault; else
-    None.
-    """
-    try:
-        call()
-    except ConfigError as error:
-        return error
-    return None
 
 
 def snapshot(value: Any, place: str = "") -> dict[str, Any]:
