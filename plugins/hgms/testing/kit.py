@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, NoReturn
 
 import attrs
@@ -134,11 +132,10 @@ class Check:
             return str(fault), ""
         except SystemExit as error:
             advice = "raise an error that says what is wrong"
-            return f"it calls sys.exit({error}){_where(error)}; {advice}", ""
+            return f"it calls sys.exit({error}){line_of(error, [component])}; {advice}", ""
         except Exception as error:
             first, *remedies = error.lines() if isinstance(error, HgmsError) else [str(error)]
-            where = line_of(error, [component]) or _where(error)
-            came = f"it raised {type(error).__name__}: {first}{where}"
+            came = f"it raised {type(error).__name__}: {first}{line_of(error, [component])}"
             return "\n    ".join([came, *remedies]), ""
         return "", ""
 
@@ -157,18 +154,6 @@ class Check:
                 f"  expected: {self.demands}\n  got: {came}\n  component: {component!r}\n"
                 f"  read more: {PAGE}#{self.heading}"
             )
-
-
-def _where(error: BaseException) -> str:
-    """Return the last place outside torch and the kit, if there is one."""
-    here = Path(__file__).parent
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if here not in Path(frame.filename).parents
-    ]
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def has(component: Any, name: str) -> bool:

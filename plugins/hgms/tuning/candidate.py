@@ -1,4 +1,4 @@
-"""Candidates of a tuning, and the safeguard that selects a candidate."""
+"""Candidates of a tuning, their engines, and the safeguard that selects a candidate."""
 
 from __future__ import annotations
 
@@ -6,11 +6,36 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
+
+from hgms.tuning.meter import Meter
+from hgms.tuning.problem import TuningProblem
 
 UNSEEN = 2
 """Rows with the largest observed difference that a gain must outweigh."""
+
+
+@define(eq=False)
+class Engine:
+    """The fields that both engines share.
+
+    Attributes
+    ----------
+    lowest
+        The lowest held-out loss of a baseline so far.
+    centre
+        The values u at which learning starts.
+    """
+
+    problem: TuningProblem
+    meter: Meter
+    lowest: float = field(default=math.inf, init=False)
+    centre: Tensor = field(init=False)
+
+    @centre.default
+    def _start(self) -> Tensor:
+        return self.problem.space.start
 
 
 @frozen(eq=False, kw_only=True)

@@ -29,9 +29,8 @@ from attrs import define, field
 from torch import Tensor
 from torch.func import vmap
 
-from hgms.tuning.candidate import Candidate
-from hgms.tuning.meter import Meter, NotConvex, Stage, Stages
-from hgms.tuning.problem import TuningProblem
+from hgms.tuning.candidate import Candidate, Engine
+from hgms.tuning.meter import NotConvex, Stage, Stages
 from hgms.tuning.row_filter import filter_start, fold_masks, kept_rows, row_mask
 from hgms_core import Key
 
@@ -106,19 +105,11 @@ def conjugate_gradients(
 
 
 @define(eq=False)
-class Implicit:
+class Implicit(Engine):
     """See the module. Errors: NotConvex in the first stages."""
 
-    problem: TuningProblem
-    meter: Meter
     curvature: Tensor = field(init=False)
     scale: float = field(default=0.0, init=False)
-    lowest: float = field(default=math.inf, init=False)
-    centre: Tensor = field(init=False)
-
-    @centre.default
-    def _start(self) -> Tensor:
-        return self.problem.space.start
 
     @curvature.default
     def _flat(self) -> Tensor:

@@ -28,9 +28,9 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.func import vmap
 
-from hgms.tuning.candidate import Candidate, scores
-from hgms.tuning.meter import Meter, Stage, Stages
-from hgms.tuning.problem import Masks, Space, TuningProblem
+from hgms.tuning.candidate import Candidate, Engine, scores
+from hgms.tuning.meter import Stage, Stages
+from hgms.tuning.problem import Masks, Space
 from hgms.tuning.row_filter import filter_start, fold_masks, kept_rows, row_mask
 from hgms_core import Batch, Key, slopes
 
@@ -148,23 +148,15 @@ class Mover:
 
 
 @define(eq=False)
-class Online:
+class Online(Engine):
     """Baselines and learned candidates of a problem; see the module."""
 
-    problem: TuningProblem
-    meter: Meter
     batch_size: int | None = None
     key: Key = Key(0)
     fastest: float = field(default=0.0, init=False)
     rate: float = field(default=0.0, init=False)
     left: int = field(default=0, init=False)
-    lowest: float = field(default=math.inf, init=False)
     best_step: int = field(default=LONGEST, init=False)
-    centre: Tensor = field(init=False)
-
-    @centre.default
-    def _start(self) -> Tensor:
-        return self.problem.space.start
 
     # --- the order of the stages
 
