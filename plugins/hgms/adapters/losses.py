@@ -40,17 +40,22 @@ from hgms_core.errors import unknown_name
 NO_ROWS = Data()
 
 
-class Options(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
     """Further fields of a problem; θ and x have the form of the user."""
 
     project: Callable[..., Any]
-    evaluate: Callable[..., Mapping[str, Any]]
     fresh: Callable[[Key], Nested] | None
     start: Callable[..., Nested] | None
     references: Mapping[str, Nested]
     counters: Callable[[], Mapping[str, int]] | None
-    precision: torch.dtype | None
     compiler: Any
+
+
+class Options(CommonOptions, total=False):
+    """Further arguments of :func:`from_losses`."""
+
+    evaluate: Callable[..., Mapping[str, Any]]
+    precision: torch.dtype | None
     extensions: tuple[object, ...]
 
 

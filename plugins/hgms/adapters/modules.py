@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hgms.adapters.checks import ExplainsRandomness
-from hgms.adapters.losses import check_options, from_losses
+from hgms.adapters.losses import CommonOptions, check_options, from_losses
 from hgms.adapters.tables import read_table
 from hgms.adapters.views import Function, View, replica, require, unmasked_rates
 from hgms.arguments import arguments_named
@@ -298,17 +298,6 @@ class ModuleParts:
         return copied
 
 
-class ModuleOptions(TypedDict, total=False):
-    """Fields of a problem that :func:`from_module` passes on."""
-
-    fresh: Callable[[Key], Tree] | None
-    project: Callable[..., Any]
-    references: Mapping[str, Any]
-    counters: Callable[[], Mapping[str, int]] | None
-    start: Callable[..., Any] | None
-    compiler: Any
-
-
 @arguments_named
 def from_module(
     model: nn.Module,
@@ -320,7 +309,7 @@ def from_module(
     lower: Callable[..., Tensor] | None = None,
     upper: Callable[..., Tensor] | None = None,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
-    **options: Unpack[ModuleOptions],
+    **options: Unpack[CommonOptions],
 ) -> Problem:
     """Build a problem with a lower level that trains a module.
 
@@ -378,7 +367,7 @@ def from_module(
     >>> sorted(problem.x0), problem.restore(problem.theta0, problem.x0)[0]
     (['bias', 'weight'], tensor([0., 0., 0., 0.]))
     """
-    check_options(from_module, options, ModuleOptions)
+    check_options(from_module, options, CommonOptions)
     return from_losses(
         **fields(model, loss, train, theta0, lower, upper, evaluate),
         upper_data=validation,

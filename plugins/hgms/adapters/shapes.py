@@ -6,7 +6,7 @@ Users may nest θ and x in any way. All parts of a run work with flat trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from attrs import frozen
@@ -101,6 +101,13 @@ class Shape:
     def __str__(self) -> str:
         text = "a tensor" if self.skeleton == self.name else str(self.skeleton)
         return text if len(text) < 300 else f"{text[:300]}…"
+
+
+@runtime_checkable
+class Array(Protocol):
+    """Converts itself to an array of NumPy."""
+
+    def __array__(self) -> Any: ...
 
 
 def field_names(value: object) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from hgms.adapters.shapes import field_names
+from hgms.adapters.shapes import Array, field_names
 from hgms.arguments import errors_at, require
 from hgms_core import ROLES, ConfigError, Data
 from hgms_core.arguments import kind_of
@@ -104,7 +104,7 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     names = None
     if not isinstance(rows, Dataset):
         names = next((getattr(rows, name) for name in NAMES if hasattr(rows, name)), None)
-    has_format = hasattr(rows, "with_format") and hasattr(rows, "format")  # of `datasets`
+    has_format = isinstance(rows, Sized) and hasattr(rows, "with_format")  # of `datasets`
     if isinstance(rows, DataLoader):
         table = _read_loader(rows)
     elif isinstance(rows, Mapping):
@@ -136,13 +136,12 @@ def columns_of(rows: Any, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _has_numbers(rows: object) -> bool:
-    return hasattr(rows, "__len__") and hasattr(rows, "__getitem__")
+    return isinstance(rows, Sized) and hasattr(rows, "__getitem__")
 
 
 def _is_sequence(rows: object) -> bool:
-    other = str | bytes | Tensor | torch.nn.Module | IterableDataset
-    is_other = isinstance(rows, other) or hasattr(rows, "__array__")
-    return _has_numbers(rows) and not is_other
+    other = str | bytes | Tensor | torch.nn.Module | IterableDataset | Array
+    return _has_numbers(rows) and not isinstance(rows, other)
 
 
 def _no_table(rows: object) -> ConfigError:
@@ -289,7 +288,7 @@ def _from_array(name: str, values: Any, dtype: torch.dtype) -> Tensor:
     import numpy as np
 
     require(
-        isinstance(values, list | tuple | range) or hasattr(values, "__array__"),
+        isinstance(values, Array | list | tuple | range),
         "wrong-column",
         f"the column {name!r} is {kind_of(values)}",
         hint="remove it, or convert it to numbers (sparse matrices: .toarray())",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, ClassVar, Literal, final
 
+import torch
 from attrs import evolve, field
 
 from hgms.optim.rule import Rule
@@ -55,16 +57,25 @@ class _BuiltIn:
 
     lr: float = field(default=0.1, validator=positive)
     weight_decay: float = field(default=0.0, validator=not_negative)
-    schedule: Cosine | None = None
+    schedule: Cosine | Schedule | None = None
     moments: Literal["carry", "fresh"] = "carry"
+    _times: dict[Any, Timetable] = field(init=False, factory=dict, eq=False, repr=False)
 
     @property
     def decay(self) -> float:
         return self.weight_decay
 
-    def rates(self, spread: list[float], steps: int, start: State) -> list[list[float]]:
-        """Return the rate of each branch in each of ``steps`` steps."""
-        return _spread(self.lr, spread, _factors(self.schedule, steps, start))
+    def rates(self, x0: Tree, spread: list[float], steps: int, start: State) -> list[list[float]]:
+        """Return the rate of each branch in each of ``steps`` steps.
+
+        ``spread`` contains the factor of each branch on the learning rate.
+        """
+        if not callable(self.schedule):
+            return _spread(self.lr, spread, _factors(self.schedule, steps, start))
+        done = start["optimizer_steps"]
+        build = partial(torch.optim.SGD, lr=self.lr)
+        times = timetable_of(self._times, x0, build, self.schedule)
+        return _spread(1.0, spread, [times.options(done + k)[0]["lr"] for k in range(steps)])
 
 
 @final
@@ -81,7 +92,9 @@ class SGD(_BuiltIn):
     weight_decay
         λ.
     schedule
-        Of lr: None or ``cosine``.
+        Of lr: None, ``cosine``, or from Python a function that returns a scheduler of torch, such
+        as ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. The scheduler advances once per
+        lower step, restarts with fresh moments, and must not depend on a loss.
     moments
         ``carry`` keeps the moments with their weights, ``fresh`` resets them to zero in each outer
         step.
@@ -148,11 +161,7 @@ class Torch:
     build
         Function that returns the optimiser of the parameters, such as
         ``lambda params: torch.optim.RMSprop(params, lr=0.01)``.
-    schedule
-        Of its rate: None, ``cosine``, or a function that returns a scheduler of torch, such as
-        ``lambda optimizer: lr_scheduler.StepLR(optimizer, 30)``. The scheduler advances once per
-        lower step, restarts with fresh moments, and must not depend on a loss.
-    moments
+    schedule, moments
         As in :class:`SGD`.
 
     Raises
@@ -175,7 +184,7 @@ class Torch:
         schedule = self.schedule if callable(self.schedule) else None
         return TorchRule(self.build, timetable_of(self._times, x0, self.build, schedule), done=done)
 
-    def rates(self, spread: list[float], steps: int, start: State) -> list[list[float]]:
+    def rates(self, x0: Tree, spread: list[float], steps: int, start: State) -> list[list[float]]:
         """Return the factor on the optimiser's rate for each branch in each of ``steps`` steps.
 
         The rule applies a schedule of torch.
@@ -216,8 +225,8 @@ class Clip:
         rule: Rule | TorchRule = self.optimizer.rule(x0, done)
         return evolve(rule, clip=self.clip)
 
-    def rates(self, spread: list[float], steps: int, start: State) -> list[list[float]]:
-        return self.optimizer.rates(spread, steps, start)
+    def rates(self, x0: Tree, spread: list[float], steps: int, start: State) -> list[list[float]]:
+        return self.optimizer.rates(x0, spread, steps, start)
 
 
 LowerOptimizer = SGD | AdamW | Torch | Clip

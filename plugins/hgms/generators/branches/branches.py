@@ -266,7 +266,9 @@ class Branches:
 
         def next_step(index: Tensor, x: Tree, key: Key) -> LastStep:
             self.optimizer.rule(problem.x0).check_linear()
-            rate = self._rates(start)[-1][0 if self.diversity.lr_spread is None else int(index)]
+            rate = self._rates(problem, start)[-1][
+                0 if self.diversity.lr_spread is None else int(index)
+            ]
             batch, rows = problem.lower_data.sample(key, self.batch_size)
             return LastStep(x=x, batch=batch, rows=rows, rate=rate)
 
@@ -359,7 +361,7 @@ class Branches:
         x = self._begin(problem, start, key, range(self.count))[0] if noisy else None
         index = self._draw(data, key, range(self.count))
         decays = [decay * factor for factor in self.diversity.decays(self.count)]
-        rates = self._rates(start)
+        rates = self._rates(problem, start)
         like = next(iter(start["x"].values()))
         numbers = kept_table(problem, rule, rates, decays, like)
         # The program gathers rows of a table: a copy of all batches would take longer.
@@ -402,7 +404,7 @@ class Branches:
     def _course(self, problem: Problem, start: State, key: Key, members: Sequence[int]) -> Path:
         """Return the run of the branches ``members``, stacked."""
         x, moments, index = self._begin(problem, start, key, members)
-        rates = self._rates(start)
+        rates = self._rates(problem, start)
         decays = self.diversity.decays(self.count)
         return Path(
             loss=problem.g,
@@ -448,8 +450,8 @@ class Branches:
         drawn = [data.draw(key.fold(member), self.batch_size, self.steps) for member in members]
         return torch.stack([numbers for numbers in drawn if numbers is not None])
 
-    def _rates(self, start: State) -> list[list[float]]:
-        return self.optimizer.rates(self.diversity.rates(self.count), self.steps, start)
+    def _rates(self, problem: Problem, start: State) -> list[list[float]]:
+        return self.optimizer.rates(problem.x0, self.diversity.rates(self.count), self.steps, start)
 
 
 def starts(start: State, count: int, members: Sequence[int]) -> tuple[Tree, Tree]:

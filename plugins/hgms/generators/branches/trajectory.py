@@ -195,7 +195,8 @@ class Trajectory:
     ) -> Path:
         x = dict(start["x"]) if problem.start is None else problem.start(theta)
         rule = self.optimizer.rule(problem.x0)
-        rates = self.optimizer.rates([1.0], self.steps, {"lower_steps": 0})
+        first = {"optimizer_steps": 0, "lower_steps": 0}
+        rates = self.optimizer.rates(problem.x0, [1.0], self.steps, first)
         return Path(
             loss=problem.g,
             rule=rule,

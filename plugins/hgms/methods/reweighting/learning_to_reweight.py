@@ -109,7 +109,7 @@ class LearningToReweight(base.Reweighting):
         cost = Cost()
         rate = self.rate(progress)
         settings = (self.name, self, rows, problem.f)
-        function = partial(self._lower_step, rows, problem.f)
+        function = partial(self._lower_step, (rows, problem.f))
         size = problem.lower_data.count(self.batch_size)
         for number, below, above, upper_size in self.batches(problem, state):
             trees = (x, moments, theta, below, above)
@@ -139,8 +139,7 @@ class LearningToReweight(base.Reweighting):
 
     def _lower_step(
         self,
-        rows: Rows,
-        f: Loss,
+        losses: tuple[Rows, Loss],
         numbers: Numbers,
         x: Tree,
         moments: Tree,
@@ -152,6 +151,7 @@ class LearningToReweight(base.Reweighting):
 
         Return x and its moments, the weights, and the weighted loss and f before the step.
         """
+        rows, f = losses
         slopes, upper = gradient(f, theta, x, above)
         weights = alignments(rows, x, dict(zip(x, slopes, strict=True)), below).clamp_min(0)
         total = weights.sum()

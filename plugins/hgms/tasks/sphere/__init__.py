@@ -31,19 +31,15 @@ class SphereClosedForm:
     slope: Tensor
     best: Tensor
     base: Tensor
-    radius0: float
-    offset: float
-    shift: float
-    growth: float
-    alpha: float
+    task: Sphere
 
     def center(self, theta: Tree) -> Tensor:
         """c(θ) = c₀ + γθ, in the coordinates of E."""
-        return self.base + self.shift * theta["theta"]
+        return self.base + self.task.shift * theta["theta"]
 
     def radius(self, theta: Tree) -> Tensor:
         """r(θ) = r₀ + β eᵀθ."""
-        return self.radius0 + self.growth * (self.best @ theta["theta"])
+        return self.task.radius + self.task.growth * (self.best @ theta["theta"])
 
     def lower(self, theta: Tree, x: Tree, batch: Tree) -> Tensor:
         """g(θ, x)."""
@@ -60,7 +56,7 @@ class SphereClosedForm:
         return (
             t @ (self.inside.T @ x["x"])
             + self.slope @ (self.outside.T @ x["x"])
-            + 0.5 * self.alpha * t.square().sum()
+            + 0.5 * self.task.alpha * t.square().sum()
         )
 
     def point(self, theta: Tree, direction: Tensor) -> Tree:
@@ -77,33 +73,31 @@ class SphereClosedForm:
         t = theta["theta"]
         size = torch.linalg.vector_norm(t)
         return (
-            -self.offset * (self.best @ t)
+            -self.task.offset * (self.best @ t)
             - self.radius(theta) * size
-            + (0.5 * self.alpha + self.shift) * size.square()
+            + (0.5 * self.task.alpha + self.task.shift) * size.square()
         )
 
     def hypergradient(self, theta: Tree) -> Tree:
         """∇F(θ) = −ωe − β‖θ‖e − r(θ) θ/‖θ‖ + (α + 2γ) θ."""
         t = theta["theta"]
         size = torch.linalg.vector_norm(t)
-        along = (self.offset + self.growth * size) * self.best
-        return {"theta": -along - self.radius(theta) * t / size + (self.alpha + 2 * self.shift) * t}
+        along = (self.task.offset + self.task.growth * size) * self.best
+        return {
+            "theta": -along
+            - self.radius(theta) * t / size
+            + (self.task.alpha + 2 * self.task.shift) * t
+        }
 
     @property
     def theta_star(self) -> Tree:
         """The unique minimiser of F: t* e with t* = (ω + r₀)/(α + 2γ − 2β)."""
-        return {
-            "theta": (self.offset + self.radius0)
-            / (self.alpha + 2 * self.shift - 2 * self.growth)
-            * self.best
-        }
+        return {"theta": (self.task.offset + self.task.radius) / self.task.curvature * self.best}
 
     @property
     def optimum(self) -> float:
         """F* = −(ω + r₀)² / (2(α + 2γ − 2β))."""
-        return -((self.offset + self.radius0) ** 2) / (
-            2 * (self.alpha + 2 * self.shift - 2 * self.growth)
-        )
+        return -((self.task.offset + self.task.radius) ** 2) / (2 * self.task.curvature)
 
     def off_manifold(self, theta: Tree, x: Tree) -> Tensor:
         """The distance from x to S(θ)."""
@@ -195,18 +189,22 @@ class Sphere:
             message = f"d={self.d} must be greater than k={self.k}, the dimension of the sphere"
             raise ConfigError("out-of-range", message, place=("d",))
 
-        curvature = self.alpha + 2 * self.shift - 2 * self.growth
-        if curvature <= 0:
+        if self.curvature <= 0:
             bound = 2 * (self.growth - self.shift)
             message = f"alpha={self.alpha} must be greater than 2 growth - 2 shift = {bound}"
             raise ConfigError("out-of-range", message, place=("alpha",))
-        if 2 * self.growth * (self.offset + self.radius) / curvature >= self.radius:
+        if 2 * self.growth * (self.offset + self.radius) / self.curvature >= self.radius:
             raise ConfigError(
                 "out-of-range",
                 f"growth={self.growth} lets the radius vanish on Θ",
                 place=("growth",),
                 hint="decrease growth, or increase alpha",
             )
+
+    @property
+    def curvature(self) -> float:
+        """α + 2γ − 2β, the second derivative of F along e."""
+        return self.alpha + 2 * self.shift - 2 * self.growth
 
     def closed_form(self, seed: int, device: torch.device, dtype: torch.dtype) -> SphereClosedForm:
         """The losses and exact quantities of ``problem`` with the same arguments."""
@@ -234,8 +232,7 @@ class Sphere:
             base,
         )
         inside, outside, tilt, slope, best, base = (tensor.to(device, dtype) for tensor in tensors)
-        numbers = (self.radius, self.offset, self.shift, self.growth, self.alpha)
-        return SphereClosedForm(inside, outside, tilt, slope, best, base, *numbers)
+        return SphereClosedForm(inside, outside, tilt, slope, best, base, self)
 
     def problem(self, seed: int, device: torch.device, dtype: torch.dtype) -> Problem:
         exact = self.closed_form(seed, device, dtype)
