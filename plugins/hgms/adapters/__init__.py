@@ -9,7 +9,8 @@ from hgms.adapters.display import as_text, sizes
 from hgms.adapters.losses import Hypergradient, check_options, from_losses, hypergradient
 from hgms.adapters.modules import ModuleParts, fresh_parameters, from_module, trainable
 from hgms.adapters.shapes import Nested, Shape, check_floating
-from hgms.adapters.tables import as_data, read_table
+from hgms.adapters.tables import as_data
+from hgms.adapters.tables import read_table as read_table
 
 __all__ = [
     "Hypergradient",
@@ -28,7 +29,6 @@ __all__ = [
     "global_states",
     "hypergradient",
     "pure",
-    "read_table",
     "sizes",
     "trainable",
 ]

@@ -5,7 +5,6 @@ All directions are computed at the same point.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar, final
 
@@ -154,7 +153,7 @@ class Soba:
         rate, v_rate = rates
         d_x = [grad.detach() for grad in grads]
         moved = _descend(list(x.values()), d_x, rate)
-        tracked = _descend(list(v.values()), d_v, v_rate)
+        tracked = _descend(list(v.values()), list(d_v), v_rate)
         if self.max_norm is not None:
             length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tracked)))
             tracked = list(
@@ -178,9 +177,7 @@ class Soba:
         }
 
 
-def _descend(
-    leaves: list[Tensor], directions: Sequence[Tensor], rate: float | Tensor
-) -> list[Tensor]:
+def _descend(leaves: list[Tensor], directions: list[Tensor], rate: float | Tensor) -> list[Tensor]:
     if isinstance(rate, Tensor):
         return [leaf - rate * direction for leaf, direction in zip(leaves, directions, strict=True)]
     return list(torch._foreach_add(leaves, directions, alpha=-rate))
