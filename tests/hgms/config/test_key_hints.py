@@ -11,6 +11,7 @@ from hgms_core.errors import ConfigError
 CASES = [
     ("generator", "value-gap", "gamma_steps", "ramp.steps"),
     ("generator", "gradient-norm", "gamma_start", "ramp.start"),
+    ("generator", "minimax", "stage_factor", "stages.factor"),
     ("generator", "branches", "weight_decy", "optimizer.weight_decay"),
     ("generator", "branches", "lr", "optimizer.lr"),
     ("generator", "branches", "floor", "optimizer.schedule.floor"),
