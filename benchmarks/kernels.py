@@ -108,7 +108,7 @@ def generated(graph: torch.fx.GraphModule, leaves: Any) -> int:
     from torch._inductor import metrics
 
     metrics.reset()
-    programs._inductor(graph, leaves)
+    programs.compile_graph(graph, leaves)
     return int(metrics.generated_kernel_count)
 
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from hgms.compiled.cuda_graphs import Runner
 from hgms.compiled.library import Library, is_on_cpu, plain
 from hgms.compiled.scratch import scratch_memory
-from hgms.compiled.trace import retraced
+from hgms.compiled.trace import apart, retraced
 
 ON_CPU = {
     "compile_threads": 1,
@@ -45,7 +45,7 @@ def compile_graph(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any)
 
     if is_on_cpu(leaves):
         return _compile_on_cpu(graph, leaves, settings)
-    examples: list[Any] = [leaf.contiguous() for leaf in plain(leaves)]
+    examples: list[Any] = apart(plain(leaves))
     with torch._inductor.config.patch({**ON_GPU, **settings}):
         program: Any = compile_fx(copy.deepcopy(graph), examples)
     return lambda inputs: program(*plain(inputs))
@@ -73,7 +73,7 @@ def _compile_on_cpu(
         enable_python_dispatcher(),
     ):
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-        inputs = [mode.from_tensor(leaf, static_shapes=True) for leaf in plain(leaves)]
+        inputs = [mode.from_tensor(leaf, static_shapes=True) for leaf in apart(plain(leaves))]
         functional = retraced(graph, inputs, select_decomp_table())
         functional = _recursive_joint_graph_passes(functional, input_device=torch.device("cpu"))
         outputs = next(reversed(functional.graph.nodes))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
@@ -19,8 +18,10 @@ from hgms.compiled.trace import (
     flatten,
     leaves_of,
     lift_constants,
+    mutates,
     split,
     unflatten,
+    without_changes_of_new_tensors,
     without_repetitions,
 )
 
@@ -126,8 +127,8 @@ def _operations(
     with disable_proxy_modes_tracing():
         fresh = [torch.empty_like(leaf) for leaf in leaves]
         traced = make_fx(function, TABLE, _allow_non_fake_inputs=True)(*fresh)
-    graph, read = lift_constants(traced, first=True)
-    if any(_is_mutation(node.target) for node in graph.graph.nodes):
+    graph, read = lift_constants(without_changes_of_new_tensors(traced), first=True)
+    if mutates(graph):
         with disable_proxy_modes_tracing():
             inputs = [torch.empty_like(leaf) for leaf in [*read, *leaves]]
             pure = functionalize(graph, remove="mutations")
@@ -135,7 +136,3 @@ def _operations(
     operations = without_repetitions(graph.graph)
     operations.eliminate_dead_code()
     return GraphModule(graph, operations), read
-
-
-def _is_mutation(target: object) -> bool:
-    return isinstance(target, OpOverload) and target._schema.is_mutable

@@ -6,14 +6,11 @@ One object per run compiles each function once and reports how each function run
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, final
-from unittest.mock import patch
 
 import torch
 from attrs import define, field, frozen
@@ -23,8 +20,8 @@ from torch.fx import GraphModule, Node
 from hgms.compiled import cuda_graphs as graphs
 from hgms.compiled.cuda_graphs import Recording, Runner
 from hgms.compiled.graph_code import Code, has_constants
+from hgms.compiled.inductor import compile_graph
 from hgms.compiled.library import KIND, Library, is_on_cpu, key_of, plain, software
-from hgms.compiled.scratch import scratch_memory
 from hgms.compiled.step_program import JoinedStep
 from hgms.compiled.trace import Trace, arrangement, flatten, leaves_of, of_leaves, trace, unflatten
 from hgms.compiled.verify import difference_nearby, difference_of
@@ -36,21 +33,6 @@ from hgms_core.torch_errors import first_line
 LOG = logging.getLogger("hgms.programs")
 COMPILERS = ("cpu", "cuda", "mps", "xpu")
 """Device types for which torch's inductor generates code."""
-ON_CPU = {
-    "compile_threads": 1,
-    "cpp_wrapper": True,
-    "cpp.vec_isa_ok": True,
-    "fx_graph_cache": False,
-}
-"""Settings of inductor. All kernels of a function are in one C++ file, which this process compiles:
-one file per kernel takes twice as long, and a pool of processes takes longer to start. The check of
-vector instructions would compile a program with them, but an invalid program fails as well. The
-library is stored, so torch need not store it.
-"""
-KERNELS = "torch/csrc/inductor/cpp_prefix.h"
-"""The header of inductor's kernels."""
-ON_GPU = {"triton.cudagraphs": False}
-"""HGMS records the functions itself, independent of torch's settings in the environment."""
 LARGE = 100_000
 """Numbers that a function reads above which it is not compiled on a CPU if an outer step calls it
 once. Its matrix products take most of the time, so compilation would save 1 % of the step
@@ -225,7 +207,7 @@ class Programs:
         stored = None if key is None else Library.load(key)
 
         def make() -> tuple[Runner, str, str]:
-            run: Runner = stored or _inductor(graph, leaves, **settings)
+            run: Runner = stored or compile_graph(graph, leaves, **settings)
             recorded, unrecorded = _record_graph(run, graph, leaves)
             difference = check(recorded)
             if isinstance(run, Library) and key and not stored and not difference:
@@ -420,49 +402,6 @@ class _Shapes:
             return None
         runner = self._programs.compiled(name, traced.graph, [*leaves, *traced.constants])
         return runner and _Form(runner, traced.constants, traced.structure)
-
-
-def _inductor(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any) -> Runner:
-    """Return the graph compiled for contiguous inputs of these shapes."""
-    import torch._functorch.config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-    compiled: list[Any] = []
-
-    def compile_inner(*arguments: Any, **more: Any) -> Any:
-        compiled.append(compile_fx_inner(*arguments, **more))
-        return compiled[-1]
-
-    examples: list[Any] = [
-        leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in leaves
-    ]
-    on_cpu = is_on_cpu(leaves)
-    with (
-        torch._inductor.config.patch(ON_CPU if on_cpu else ON_GPU),
-        torch._inductor.config.patch(settings),
-        # a cached function of autograd would not be compiled by ``compile_inner``
-        torch._functorch.config.patch(enable_autograd_cache=False),
-        scratch_memory(),
-        precompiled_headers(),
-    ):
-        program: Any = compile_fx(copy.deepcopy(graph), examples, inner_compile=compile_inner)
-    library = Library.of(compiled[0]) if on_cpu and len(compiled) == 1 else None
-    return library or (lambda inputs: program(*plain(inputs)))
-
-
-def precompiled_headers() -> AbstractContextManager[Any]:
-    """Precompile all headers of a C++ file, once per machine: without the headers of its kernels,
-    each file takes a third longer.
-    """
-    from torch._inductor.codecache import CppWrapperCodeCache
-
-    find = CppWrapperCodeCache._get_uncompiled_header
-
-    def headers(device: str) -> str | None:
-        found = find(device)
-        return found and f"{found}>\n#include <{KERNELS}"
-
-    return patch.object(CppWrapperCodeCache, "_get_uncompiled_header", headers)
 
 
 def _record_graph(

@@ -14,7 +14,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from hgms.compiled.library import plain
 from hgms.compiled.loops import TABLE
 from hgms.compiled.small_products import LARGE
-from hgms.compiled.trace import Structure, apart, flatten, leaves_of, lift_constants
+from hgms.compiled.trace import (
+    Structure,
+    apart,
+    flatten,
+    leaves_of,
+    lift_constants,
+    without_changes_of_new_tensors,
+)
 from hgms.compiled.verify import Function, difference_nearby, difference_of
 from hgms_core import (
     Candidates,
@@ -428,7 +435,8 @@ def trace_step(
         return [output.detach() for output in outputs]
 
     traced = make_fx(flat, TABLE, tracing_mode="fake", _allow_non_fake_inputs=True)
-    graph, constants = lift_constants(traced(*apart(leaves)))
+    pure = without_changes_of_new_tensors(traced(*apart(leaves)))
+    graph, constants = lift_constants(pure)
     graph.graph.eliminate_dead_code()
     return graph, constants, results[0]
 

@@ -6,6 +6,8 @@ The split separates the operations that depend on selected inputs from all other
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from operator import is_not
 from typing import Any
 
 import torch
@@ -153,19 +155,75 @@ def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModu
 
     Parts of the graph can then share the values that they read.
     """
-    pure, constants = lift_constants(
-        _as_graph(functionalize(graph, remove="mutations"), apart(inputs), KNOWN)
-    )
-    assert not constants, "a graph whose constants are inputs has no other"
+    pure = retraced(graph, apart(inputs), KNOWN) if mutates(graph) else graph
     operations = without_repetitions(pure.graph)
     operations.eliminate_dead_code()
-    return GraphModule(torch.nn.Module(), operations)
+    return GraphModule(pure, operations)
+
+
+def retraced(
+    graph: GraphModule, inputs: Sequence[Tensor], table: dict[Any, Callable[..., Any]]
+) -> GraphModule:
+    """Return the graph with the replacements of ``table`` and without in-place operations."""
+    pure = functionalize(graph, remove="mutations") if mutates(graph) else graph
+    traced, constants = lift_constants(_as_graph(pure, inputs, table))
+    assert not constants, "a graph whose constants are inputs has no other"
+    return traced
+
+
+def mutates(graph: GraphModule) -> bool:
+    """Return whether the graph changes a tensor in place."""
+    return any(map(_changes_its_argument, graph.graph.nodes))
+
+
+def _changes_its_argument(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _as_graph(
     function: Callable[..., Any], inputs: Sequence[Tensor], table: dict[Any, Callable[..., Any]]
 ) -> GraphModule:
-    return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    traced = make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    return without_changes_of_new_tensors(traced)
+
+
+def without_changes_of_new_tensors(graph: GraphModule) -> GraphModule:
+    """Replace in-place operations on tensors that nothing else has read, and return the graph.
+
+    A derivative in forward mode copies its direction into new zeros. Without this replacement, such
+    a graph is traced again.
+    """
+    read: set[Node] = set()
+    for node in graph.graph.nodes:
+        if _changes_its_argument(node) and _is_new(node.args[0], read) and _has_one_type(node):
+            changed: Node = node.args[0]
+            node.target = _functional(node.target)
+            changed.replace_all_uses_with(node, delete_user_cb=partial(is_not, node))
+        read.update(node.all_input_nodes)
+    graph.recompile()
+    return graph
+
+
+def _is_new(value: Any, read: set[Node]) -> bool:
+    """Return whether an operation allocates this value, and no operation has read it."""
+    return (
+        isinstance(value, Node)
+        and value not in read
+        and isinstance(value.target, OpOverload)
+        and all(result.alias_info is None for result in value.target._schema.returns)
+    )
+
+
+def _has_one_type(node: Node) -> bool:
+    """Return whether the inputs have the same type; otherwise the result may have another one."""
+    return len({parent.meta["val"].dtype for parent in node.all_input_nodes}) == 1
+
+
+def _functional(operation: OpOverload) -> OpOverload:
+    """Return the operation that returns the value instead of changing its argument."""
+    name = operation._schema.name.removeprefix("aten::").removesuffix("_")
+    pure: OpOverload = getattr(getattr(aten, name), operation._overloadname)
+    return pure
 
 
 def _norms(

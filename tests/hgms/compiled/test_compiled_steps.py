@@ -44,7 +44,7 @@ from hgms_core import (
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler; a solve takes several programs of few iterations, which are traced sooner."""
-    monkeypatch.setattr(programs, "_inductor", as_traced)
+    monkeypatch.setattr(programs, "compile_graph", as_traced)
     monkeypatch.setattr(levels, "ITERATIONS", 3)
 
 

@@ -17,8 +17,9 @@ from torch.fx import GraphModule, symbolic_trace
 
 from hgms.compiled import Programs
 from hgms.compiled.graph_code import Code, has_constants
+from hgms.compiled.inductor import precompiled_headers
 from hgms.compiled.library import Library, key_of
-from hgms.compiled.programs import precompiled_headers, run_code
+from hgms.compiled.programs import run_code
 from hgms.store import SavedFile, cache_folder
 
 STEP = """
@@ -101,7 +102,8 @@ def test_programs_of_an_interpreter_are_not_stored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "hgms.compiled.programs._inductor", lambda graph, leaves, **_: lambda inputs: graph(*inputs)
+        "hgms.compiled.programs.compile_graph",
+        lambda graph, leaves, **_: lambda inputs: graph(*inputs),
     )
     assert float(Programs()(("double",), lambda x: 2 * x)(torch.ones(()))) == 2
     assert not folder.exists()

@@ -26,7 +26,7 @@ from hgms_core import ConfigError, Tree
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_inductor", as_traced)
+    monkeypatch.setattr(programs, "compile_graph", as_traced)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_function_without_a_program_runs_as_it_is_written(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(programs, "_inductor", inductor)
+    monkeypatch.setattr(programs, "compile_graph", inductor)
     compiler = Programs()
     program = compiler(("double",), function)
     with caplog.at_level(logging.WARNING, "hgms.programs"):
@@ -191,7 +191,7 @@ def test_a_function_without_a_program_runs_as_it_is_written(
 def test_one_reason_is_said_once_and_a_refused_function_is_not_tried_for_other_shapes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "_inductor", absent)
+    monkeypatch.setattr(programs, "compile_graph", absent)
     tried: list[str] = []
     compiler = Programs(before=tried.append)
     with caplog.at_level(logging.WARNING, "hgms.programs"):

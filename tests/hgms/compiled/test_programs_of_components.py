@@ -45,7 +45,7 @@ PROBLEM = network_problem()
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_inductor", as_traced)
+    monkeypatch.setattr(programs, "compile_graph", as_traced)
 
 
 def pipeline(generator: Any, hypergradient: Any, selector: Any = None, **fields: Any) -> Pipeline:
@@ -110,7 +110,7 @@ def test_what_would_be_compiled_again_and_again_or_is_too_long_or_large_is_not(
     generator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(programs, "_inductor", lambda *given: made.append(given))
+    monkeypatch.setattr(programs, "compile_graph", lambda *given: made.append(given))
     monkeypatch.setattr(back, "SMALL", 10)
     problem = evolve(PROBLEM, compiler=Programs())
     generator.propose(problem, problem.theta0, generator.init(problem, Key(0)), Key(0))

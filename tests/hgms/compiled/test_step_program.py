@@ -36,7 +36,7 @@ ROWS = 12
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler, and no records of torch's tracing, which take longer than the trace."""
-    monkeypatch.setattr(programs, "_inductor", as_traced)
+    monkeypatch.setattr(programs, "compile_graph", as_traced)
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
 
 
@@ -420,7 +420,7 @@ def test_a_program_that_computes_something_else_is_not_used(
             1.001 * leaf if leaf.is_floating_point() else leaf for leaf in graph(*inputs)
         ]
 
-    monkeypatch.setattr(programs, "_inductor", wrong)
+    monkeypatch.setattr(programs, "compile_graph", wrong)
     made = Programs()
     problem = evolve(linear(), compiler=made)
     method = pipeline()

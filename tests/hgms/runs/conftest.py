@@ -25,4 +25,4 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         Time.now += MAKING
         return lambda inputs: graph(*inputs)
 
-    monkeypatch.setattr(programs, "_inductor", as_traced)
+    monkeypatch.setattr(programs, "compile_graph", as_traced)

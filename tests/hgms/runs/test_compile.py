@@ -199,7 +199,7 @@ def test_ctrl_c_while_a_program_is_made_ends_the_run_before_the_next_one_and_exc
             raise RuntimeError("the compiler ended")
         return lambda inputs: graph(*inputs)
 
-    monkeypatch.setattr(programs, "_inductor", inductor)
+    monkeypatch.setattr(programs, "compile_graph", inductor)
     options: dict[str, Any] = {"folder": tmp_path, "settings": COMPILED}
     with pytest.raises(Interrupted):
         walk("4 steps", Two(), **options)

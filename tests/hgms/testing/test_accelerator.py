@@ -182,7 +182,7 @@ def test_a_step_makes_no_transfer_and_its_record_makes_one(
 ) -> None:
     """In digits cleaning, eagerly, and with compiled functions whose graphs are interpreted."""
     monkeypatch.setattr(
-        programs, "_inductor", lambda graph, leaves, **_: lambda inputs: graph(*inputs)
+        programs, "compile_graph", lambda graph, leaves, **_: lambda inputs: graph(*inputs)
     )
     monkeypatch.setattr(programs, "COMPILERS", (device.type,))
     config = RunConfig.from_dict(
