@@ -15,9 +15,10 @@ from torch.fx import GraphModule
 from hgms.compiled.cuda_graphs import Runner
 from hgms.compiled.library import Library, is_on_cpu, plain
 from hgms.compiled.scratch import scratch_memory
-from hgms.compiled.trace import apart, retraced
+from hgms.compiled.trace import MODE, apart, mutates, retraced
 
 ON_CPU = {
+    "aot_inductor.enable_line_tables": False,
     "compile_threads": 1,
     "cpp_wrapper": True,
     "cpp.vec_isa_ok": True,
@@ -61,9 +62,6 @@ def _compile_on_cpu(
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with (
         torch._inductor.config.patch({**ON_CPU, **settings}),
@@ -72,14 +70,27 @@ def _compile_on_cpu(
         torch.no_grad(),
         enable_python_dispatcher(),
     ):
-        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-        inputs = [mode.from_tensor(leaf, static_shapes=True) for leaf in apart(plain(leaves))]
-        functional = retraced(graph, inputs, select_decomp_table())
-        functional = _recursive_joint_graph_passes(functional, input_device=torch.device("cpu"))
-        outputs = next(reversed(functional.graph.nodes))
+        supported, inputs = _in_operations_of_inductor(graph, apart(plain(leaves)))
+        supported = _recursive_joint_graph_passes(supported, input_device=torch.device("cpu"))
+        outputs = next(reversed(supported.graph.nodes))
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
-        compiled: Any = compile_fx_inner(functional, inputs, cpp_wrapper=True, is_inference=True)
+        compiled: Any = compile_fx_inner(supported, inputs, cpp_wrapper=True, is_inference=True)
     return Library.of(compiled) or (lambda inputs: compiled(plain(inputs)))
+
+
+def _in_operations_of_inductor(
+    graph: GraphModule, leaves: Sequence[Tensor]
+) -> tuple[GraphModule, list[Any]]:
+    """Return the graph in operations that inductor supports, and its inputs without numbers."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = graph.meta.get(MODE) or FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    inputs = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
+    if MODE in graph.meta and not mutates(graph):
+        return copy.deepcopy(graph), inputs
+    return retraced(graph, inputs, select_decomp_table()), inputs
 
 
 def precompiled_headers() -> AbstractContextManager[Any]:

@@ -25,11 +25,18 @@ from hgms.compiled.trace import (
     without_repetitions,
 )
 
-TABLE = {**KNOWN, **LOOPS}
-"""Replacements of operations in the program of a step."""
-
 Values = Any
 """Tensors in dictionaries, lists and tuples."""
+
+
+def replacements() -> dict[Any, Callable[..., Any]]:
+    """Return replacements of the operations in the program of a step.
+
+    They include inductor's, so that the program is not traced again.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {**select_decomp_table(), **KNOWN, **LOOPS}
 
 
 def is_traced() -> bool:
@@ -126,13 +133,13 @@ def _operations(
     """Return ``graph(*read, *leaves)`` of a function, and the tensors that it reads in addition."""
     with disable_proxy_modes_tracing():
         fresh = [torch.empty_like(leaf) for leaf in leaves]
-        traced = make_fx(function, TABLE, _allow_non_fake_inputs=True)(*fresh)
+        traced = make_fx(function, replacements(), _allow_non_fake_inputs=True)(*fresh)
     graph, read = lift_constants(without_changes_of_new_tensors(traced), first=True)
     if mutates(graph):
         with disable_proxy_modes_tracing():
             inputs = [torch.empty_like(leaf) for leaf in [*read, *leaves]]
             pure = functionalize(graph, remove="mutations")
-            graph = make_fx(pure, TABLE, _allow_non_fake_inputs=True)(*inputs)
+            graph = make_fx(pure, replacements(), _allow_non_fake_inputs=True)(*inputs)
     operations = without_repetitions(graph.graph)
     operations.eliminate_dead_code()
     return GraphModule(graph, operations), read

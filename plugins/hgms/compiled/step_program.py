@@ -12,9 +12,10 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hgms.compiled.library import plain
-from hgms.compiled.loops import TABLE
+from hgms.compiled.loops import replacements
 from hgms.compiled.small_products import LARGE
 from hgms.compiled.trace import (
+    MODE,
     Structure,
     apart,
     flatten,
@@ -434,10 +435,11 @@ def trace_step(
         results.append(result)
         return [output.detach() for output in outputs]
 
-    traced = make_fx(flat, TABLE, tracing_mode="fake", _allow_non_fake_inputs=True)
+    traced = make_fx(flat, replacements(), tracing_mode="fake", _allow_non_fake_inputs=True)
     pure = without_changes_of_new_tensors(traced(*apart(leaves)))
     graph, constants = lift_constants(pure)
     graph.graph.eliminate_dead_code()
+    graph.meta[MODE] = next(iter(graph.graph.nodes)).meta["val"].fake_mode
     return graph, constants, results[0]
 
 

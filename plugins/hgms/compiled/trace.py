@@ -28,6 +28,10 @@ dictionary of structures.
 aten = torch.ops.aten
 LARGE_PRODUCT = 50_000_000
 """Multiply-adds of a matrix product that takes about a millisecond."""
+MODE = "mode of a graph for inductor"
+"""Key of ``graph.meta``: the mode of the tensors without numbers with which a graph was traced in
+the operations that inductor supports.
+"""
 SAME = (aten.detach.default, aten.alias.default)
 """Operations that return their argument, provided that no gradient is computed afterwards and no
 tensor changes in place.
