@@ -8,35 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hgms.compiled.trace import SMALL_PRODUCT, multiply, multiply_and_add
+
 aten = torch.ops.aten
-MOST = 50_000
-"""Maximum multiply-adds of a matrix product that becomes a loop. Below this size, the call of the
-linear algebra library takes longer than the product.
-"""
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[1]
-    if m * k * n > MOST:
-        return NotImplemented
+    if m * k * n > SMALL_PRODUCT:
+        return multiply(a, b)
     if n < min(m, 16):  # the branches
         return (b.t().unsqueeze(2) * _columns(a).unsqueeze(0)).sum(1).t()
     return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
 
 
 def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    if a.numel() * b.shape[2] > MOST:
-        return NotImplemented
+    if a.numel() * b.shape[2] > SMALL_PRODUCT:
+        return multiply(a, b)
     return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
 
 
 def _mv(a: Tensor, b: Tensor) -> Tensor:
-    return NotImplemented if a.numel() > MOST else (_columns(a) * b.unsqueeze(1)).sum(0)
+    return NotImplemented if a.numel() > SMALL_PRODUCT else (_columns(a) * b.unsqueeze(1)).sum(0)
 
 
 def _addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    if a.numel() * b.shape[1] > MOST:
-        return NotImplemented
+    if a.numel() * b.shape[1] > SMALL_PRODUCT:
+        return multiply_and_add(c, a, b, beta, alpha)
     return beta * c + alpha * (a @ b)
 
 
