@@ -46,9 +46,8 @@ def compile_graph(graph: GraphModule, leaves: Sequence[Tensor], **settings: Any)
 
     if is_on_cpu(leaves):
         return _compile_on_cpu(graph, leaves, settings)
-    examples: list[Any] = apart(plain(leaves))
     with torch._inductor.config.patch({**ON_GPU, **settings}):
-        program: Any = compile_fx(copy.deepcopy(graph), examples)
+        program: Any = compile_fx(copy.deepcopy(graph), apart(plain(leaves)))
     return lambda inputs: program(*plain(inputs))
 
 

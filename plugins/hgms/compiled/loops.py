@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 
@@ -19,6 +18,7 @@ from hgms.compiled.trace import (
     leaves_of,
     lift_constants,
     mutates,
+    retraced,
     split,
     unflatten,
     without_changes_of_new_tensors,
@@ -138,8 +138,7 @@ def _operations(
     if mutates(graph):
         with disable_proxy_modes_tracing():
             inputs = [torch.empty_like(leaf) for leaf in [*read, *leaves]]
-            pure = functionalize(graph, remove="mutations")
-            graph = make_fx(pure, replacements(), _allow_non_fake_inputs=True)(*inputs)
+            graph = retraced(graph, inputs, replacements())
     operations = without_repetitions(graph.graph)
     operations.eliminate_dead_code()
     return GraphModule(graph, operations), read

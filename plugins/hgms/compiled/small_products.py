@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hgms.compiled.trace import SMALL_PRODUCT, multiply, multiply_and_add
+from hgms.compiled.trace import KNOWN, SMALL_PRODUCT
 
 aten = torch.ops.aten
 
 
-def _mm(a: Tensor, b: Tensor) -> Tensor:
+def _mm(a: Tensor, b: Tensor) -> Any:
     (m, k), n = a.shape, b.shape[1]
     if m * k * n > SMALL_PRODUCT:
-        return multiply(a, b)
+        return KNOWN[aten.mm.default](a, b)
     if n < min(m, 16):  # the branches
         return (b.t().unsqueeze(2) * _columns(a).unsqueeze(0)).sum(1).t()
     return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
 
 
-def _bmm(a: Tensor, b: Tensor) -> Tensor:
+def _bmm(a: Tensor, b: Tensor) -> Any:
     if a.numel() * b.shape[2] > SMALL_PRODUCT:
-        return multiply(a, b)
+        return KNOWN[aten.bmm.default](a, b)
     return (a.unsqueeze(3) * b.unsqueeze(1)).sum(2)
 
 
@@ -32,9 +32,9 @@ def _mv(a: Tensor, b: Tensor) -> Tensor:
     return NotImplemented if a.numel() > SMALL_PRODUCT else (_columns(a) * b.unsqueeze(1)).sum(0)
 
 
-def _addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+def _addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Any:
     if a.numel() * b.shape[1] > SMALL_PRODUCT:
-        return multiply_and_add(c, a, b, beta, alpha)
+        return KNOWN[aten.addmm.default](c, a, b, beta, alpha)
     return beta * c + alpha * (a @ b)
 
 

@@ -203,7 +203,7 @@ def without_changes_of_new_tensors(graph: GraphModule) -> GraphModule:
     """
     read: set[Node] = set()
     for node in graph.graph.nodes:
-        if _changes_its_argument(node) and _is_new(node.args[0], read) and _has_one_type(node):
+        if _changes_its_argument(node) and _is_new(node.args[0], node, read):
             changed: Node = node.args[0]
             node.target = _functional(node.target)
             changed.replace_all_uses_with(node, delete_user_cb=partial(is_not, node))
@@ -212,19 +212,18 @@ def without_changes_of_new_tensors(graph: GraphModule) -> GraphModule:
     return graph
 
 
-def _is_new(value: Any, read: set[Node]) -> bool:
-    """Return whether an operation allocates this value, and no operation has read it."""
+def _is_new(changed: Any, node: Node, read: set[Node]) -> bool:
+    """Return whether an operation allocates a tensor that ``node`` is the first to read.
+
+    The inputs of ``node`` must have the same type; otherwise its result may have another one.
+    """
     return (
-        isinstance(value, Node)
-        and value not in read
-        and isinstance(value.target, OpOverload)
-        and all(result.alias_info is None for result in value.target._schema.returns)
+        isinstance(changed, Node)
+        and changed not in read
+        and isinstance(changed.target, OpOverload)
+        and all(result.alias_info is None for result in changed.target._schema.returns)
+        and len({parent.meta["val"].dtype for parent in node.all_input_nodes}) == 1
     )
-
-
-def _has_one_type(node: Node) -> bool:
-    """Return whether the inputs have the same type; otherwise the result may have another one."""
-    return len({parent.meta["val"].dtype for parent in node.all_input_nodes}) == 1
 
 
 def _functional(operation: OpOverload) -> OpOverload:
@@ -245,16 +244,6 @@ def _view(a: Tensor, shape: Sequence[int]) -> Tensor:
     return NotImplemented if a.is_contiguous() else aten.view.default(a.contiguous(), shape)
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply two matrices, or two stacks of matrices; narrow results are transposes."""
-    return turn(a, b) if is_narrow(a, b) else NotImplemented
-
-
-def multiply_and_add(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Add a product of matrices to ``c``; narrow results are transposes."""
-    return beta * c + alpha * turn(a, b) if is_narrow(a, b) else NotImplemented
-
-
 def turn(a: Tensor, b: Tensor) -> Tensor:
     """Return the product as the transpose of a product with rows of data as the last axis."""
     return (b.mT @ a.mT).mT
@@ -272,13 +261,23 @@ def is_narrow(a: Tensor, b: Tensor) -> bool:
     return on_cpu and n % LANES != 0 and n < m and m * a.shape[-1] * n > SMALL_PRODUCT
 
 
+def products(turns: Callable[[Tensor, Tensor], bool]) -> dict[Any, Callable[..., Any]]:
+    """Return replacements of the products of two matrices for which ``turns`` is true."""
+
+    def mm(a: Tensor, b: Tensor) -> Tensor:
+        return turn(a, b) if turns(a, b) else NotImplemented
+
+    def addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
+        return beta * c + alpha * turn(a, b) if turns(a, b) else NotImplemented
+
+    return {aten.mm.default: mm, aten.bmm.default: mm, aten.addmm.default: addmm}
+
+
 KNOWN: dict[Any, Callable[..., Any]] = {
     aten._foreach_norm.Scalar: _norms,
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
-    aten.mm.default: multiply,
-    aten.bmm.default: multiply,
-    aten.addmm.default: multiply_and_add,
+    **products(is_narrow),
 }
 """Operations in terms of others that torch's inductor supports, or that are faster."""
 
@@ -293,16 +292,10 @@ def turned_products() -> dict[Any, Callable[..., Any]]:
 
     def turns(a: Tensor, b: Tensor) -> bool:
         nonlocal large
-        large = large or a.numel() * b.shape[1] >= LARGE_PRODUCT
-        return (large and a.shape[0] > b.shape[1]) or is_narrow(a, b)
+        large = large or a.numel() * b.shape[-1] >= LARGE_PRODUCT
+        return (large and a.shape[-2] > b.shape[-1]) or is_narrow(a, b)
 
-    def mm(a: Tensor, b: Tensor) -> Tensor:
-        return turn(a, b) if turns(a, b) else NotImplemented
-
-    def addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
-        return beta * c + alpha * turn(a, b) if turns(a, b) else NotImplemented
-
-    return {**KNOWN, aten.mm.default: mm, aten.addmm.default: addmm}
+    return {**KNOWN, **products(turns)}
 
 
 def apart(leaves: Sequence[Tensor]) -> list[Tensor]:
