@@ -45,6 +45,7 @@ def needs(component: Any) -> dict[str, str]:
 
     Examples
     --------
+    >>> import attrs
     >>> class Solver:
     ...     name, needs = "my-solver", frozenset({"smooth-lower"})
     >>> @attrs.frozen
