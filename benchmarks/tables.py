@@ -25,6 +25,7 @@ has a sentence instead.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import re
@@ -40,7 +41,7 @@ from pyarrow import parquet
 
 import hgms.report as report
 from hgms.plugins import Registry
-from hgms.report.parquet import runs as run_rows
+from hgms.report.parquet import runs_file
 from hgms.results import recovered_share
 from hgms.results.statistics import Interval, paired_differences, paired_interval, spell
 
@@ -74,7 +75,7 @@ def keep_runs(name: str, folders: Sequence[Path], *, add: bool = False) -> list[
     study = report.build(folders)
     for skipped_run in study.skipped:
         print(f"skipped: {skipped_run.path}: {skipped_run.reason}", file=sys.stderr)
-    table = run_rows(study).drop_columns(["folder"])
+    table = parquet.read_table(io.BytesIO(runs_file(study))).drop_columns(["folder"])
     points = []
     stored = [
         run

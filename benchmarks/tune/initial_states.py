@@ -18,10 +18,11 @@ from records import main
 from torch import nn
 from tune_tables import states
 
+from hgms.adapters import read_table
 from hgms.config.budget import Budget
 from hgms.tuning.meter import Meter
 from hgms.tuning.online import Online
-from hgms.tuning.problem import build, rows_of
+from hgms.tuning.problem import build
 
 STATES = 3
 
@@ -42,7 +43,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
         engine.rate = rate
         stage = engine.baseline("start", problem.space.start, problem.masks.fit)
         judged.append(stage["judged"])
-        rows = rows_of(arguments["test"], "test", problem.w0)
+        rows = read_table(arguments["test"], "test", problem.w0)
         tests.append(problem.mean_loss(stage["w"][-1], rows))
     means = [float(losses.mean()) for losses in judged]
     best = min(range(STATES), key=means.__getitem__)

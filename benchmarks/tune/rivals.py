@@ -24,11 +24,12 @@ from sklearn import linear_model
 from torch import Tensor
 from torch.func import vmap
 
+from hgms.adapters import read_table
 from hgms.config import Budget
 from hgms.tuning.implicit import SHIFTS, Implicit
 from hgms.tuning.meter import Meter
 from hgms.tuning.online import SHARES, Online
-from hgms.tuning.problem import build, rows_of
+from hgms.tuning.problem import build
 from hgms.tuning.row_filter import filter_start, kept_rows, row_mask
 from hgms_core import Key
 
@@ -58,7 +59,7 @@ class Objective(ABC):
         self.best = (math.inf, self.problem.space.start)
         self.kept: Tensor | float = 1.0
         self.trials = 0
-        self.test_rows = rows_of(arguments["test"], "test", self.problem.w0)
+        self.test_rows = read_table(arguments["test"], "test", self.problem.w0)
 
     @property
     def is_over(self) -> bool:

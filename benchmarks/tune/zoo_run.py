@@ -28,9 +28,10 @@ from zoo_tables import unfinished
 
 import hgms
 from hgms import hyper
+from hgms.adapters import read_table
 from hgms.tuning.implicit import Implicit
 from hgms.tuning.meter import Meter
-from hgms.tuning.problem import TuningProblem, build, rows_of
+from hgms.tuning.problem import TuningProblem, build
 from hgms_core import Batch, Data, HgmsError, Problem, Tree
 
 Row = dict[str, Any]
@@ -179,7 +180,7 @@ def method(competitor: str, name: str, arguments: Row, seed: int) -> Row:
         )
     except HgmsError as error:
         return {"test_loss": None, "error": error.code}
-    test = rows_of(arguments["test"], "test", tuning.w0)
+    test = read_table(arguments["test"], "test", tuning.w0)
     w = tuning.spec.ravel(result.x)
     u = torch.cat([result.theta[block] for block in tuning.space.blocks])
     row: Row = {
