@@ -41,7 +41,6 @@ class PluginInfo:
     - ``seconds``: the duration of its import.
     - ``notes``: further messages about the plugin for users.
     - ``program``: whether the plugin provides commands.
-    - ``load``: the function that imports its module.
     """
 
     name: str
@@ -56,7 +55,6 @@ class PluginInfo:
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     program: bool = False
-    load: Callable[[], object] = field(default=lambda: None, eq=False, repr=False)
 
     @property
     def owner(self) -> str:
@@ -69,7 +67,14 @@ class PluginInfo:
         return self.distribution in (None, FIRST_PARTY)
 
 
-def find_entries() -> dict[str, list[PluginInfo]]:
+@frozen(kw_only=True)
+class Entry(PluginInfo):
+    """A plugin before its import, which ``load`` performs."""
+
+    load: Callable[[], object] = field(eq=False, repr=False)
+
+
+def find_entries() -> dict[str, list[Entry]]:
     """Return the entry points of both groups in the order of their names.
 
     For equal names, built-in plugins come first, so that a third party cannot take their names.
@@ -80,11 +85,11 @@ def find_entries() -> dict[str, list[PluginInfo]]:
     def owner_of(dist: Any) -> Any:
         return dist.metadata if dist else {"Name": "(unknown)", "Version": "?"}
 
-    entries: dict[str, list[PluginInfo]] = {GROUP: [], PROGRAMS: []}
+    entries: dict[str, list[Entry]] = {GROUP: [], PROGRAMS: []}
     for group in entries:
         for point in every.select(group=group):
             owner = owner_of(point.dist)
-            info = PluginInfo(
+            info = Entry(
                 name=point.name,
                 module=point.value,
                 distribution=owner["Name"],

@@ -38,6 +38,7 @@ from hgms.plugins import hookspecs
 from hgms.plugins.discovery import (
     GROUP,
     PROGRAMS,
+    Entry,
     PluginInfo,
     Status,
     canonical,
@@ -86,16 +87,16 @@ class Host:
         return cls(tolerant=tolerant).complete(plugins)
 
     @functools.cached_property
-    def installed_entries(self) -> dict[str, list[PluginInfo]]:
+    def installed_entries(self) -> dict[str, list[Entry]]:
         return find_entries()
 
     @functools.cached_property
-    def programs(self) -> dict[str, list[PluginInfo]]:
+    def programs(self) -> dict[str, list[Entry]]:
         """The providers of each command, by the name of the command.
 
         The built-in program is last, so that an installed program can replace it.
         """
-        entries: dict[str, list[PluginInfo]] = {}
+        entries: dict[str, list[Entry]] = {}
         for entry in self.installed_entries[PROGRAMS]:
             entries.setdefault(entry.name, []).insert(0, entry)
         return entries
@@ -117,14 +118,14 @@ class Host:
                 return info
         name = Path(where).stem if where.endswith(".py") else where
         return self._load(
-            PluginInfo(
+            Entry(
                 name=where if name in self.infos else name,
                 module=where,
                 load=lambda: plugin if isinstance(plugin, ModuleType) else import_plugin(where),
             )
         )
 
-    def add_program(self, entry: PluginInfo) -> PluginInfo:
+    def add_program(self, entry: Entry) -> PluginInfo:
         """Load the program that provides a command (:attr:`programs`).
 
         Its name is the name of its module, since it may provide several commands.
@@ -288,7 +289,7 @@ class Host:
             else:
                 self._load(entry)
 
-    def _load(self, info: PluginInfo) -> PluginInfo:
+    def _load(self, info: Entry) -> PluginInfo:
         watch = Watch()
         try:
             with self.watch_plugin(info) as watch:

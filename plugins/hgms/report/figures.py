@@ -6,7 +6,7 @@ The name of a method determines its colour and its dash.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -70,24 +70,50 @@ def areas(mixed: Mixture, colours: Mapping[str, int]) -> list[tuple[str, int, np
 
 
 def span(curves: Mapping[str, Curve], *, share: bool = False) -> tuple[float, float] | None:
-    """Return the ends of the y axis; None without finite values.
+    """Compute the ends of the y axis.
 
-    They cover the means after a twentieth of the x axis, and their starts unless these are far
-    away, with a margin for bands. So the values of the first second, and the wide band of two
-    seeds, do not determine the axis. It does not go below zero if no mean does, and ends at 100
-    for a share in percent.
+    They cover the means after these have settled (after a twentieth of the x axis), and the start
+    of the means unless it is far away. So the values of the first second do not determine the axis.
+    Bands count up to half of the range of the means beyond them, because with two seeds a band can
+    be huge. The axis starts at zero if zero is near, and a share in percent ends at 100.
     """
-    settled = 0.05 * max(float(curve.x[-1]) for curve in curves.values())
-    late = [curve.y[curve.x >= min(settled, curve.x[-1])] for curve in curves.values()]
-    means = np.concatenate(late)
-    means = means[np.isfinite(means)]
-    if not means.size:
+    lines = [curve for curve in curves.values() if np.isfinite(curve.y).any()]
+    if not lines:
         return None
-    first = np.array([curve.y[0] for curve in curves.values()])
-    means = np.concatenate([means, first[np.abs(first) <= 5 * np.abs(means).max()]])
+    settled = 0.05 * max(float(curve.x[-1]) for curve in lines)
+    late = [curve.x >= min(settled, curve.x[-1]) for curve in lines]
+    means = _finite(curve.y[kept] for curve, kept in zip(lines, late, strict=True))
+    first = np.array([curve.y[np.isfinite(curve.y)][0] for curve in lines])
+    if not means.size:
+        means = first
+    near = np.abs(first) / 5 <= np.abs(means).max()
+    means = np.concatenate([means, first[near]])
     low = float(means.min())
     high = float(means.max())
-    margin = 0.2 * ((high - low) or abs(high) or 1.0)
-    bottom = max(low - margin, 0.0) if low >= 0 else low - margin
-    top = min(high + margin, 100.0) if share else high + margin
-    return (bottom, top) if math.isfinite(top - bottom) else None
+    room = (high - low) or abs(high) or 1.0
+    bands = (
+        (band, kept)
+        for curve, kept in zip(lines, late, strict=True)
+        for band in (curve.low, curve.high)
+        if band is not None
+    )
+    known = _finite(band[kept] for band, kept in bands)
+    if known.size:
+        bottom = max(float(known.min()), low - room / 2)
+        top = min(float(known.max()), high + room / 2)
+        low = min(low, bottom if low < 0 else max(bottom, 0.0))
+        high = max(high, top)
+    if share:
+        low = max(low, 0.0)
+        high = min(high, 100.0)
+    if 0 <= low < 0.5 * high:
+        low = 0.0
+    margin = 0.04 * ((high - low) or room)
+    ends = low - margin / 2, high + margin
+    return ends if math.isfinite(ends[1] - ends[0]) else None
+
+
+def _finite(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Concatenate all finite numbers of several arrays."""
+    whole = np.concatenate([np.empty(0), *parts])
+    return whole[np.isfinite(whole)]
