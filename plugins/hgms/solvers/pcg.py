@@ -20,11 +20,6 @@ norm = LinearSystem.norm
 rows = LinearSystem.rows
 pick = LinearSystem.pick
 Precondition = Callable[[Tensor], Tensor]
-BLOCK = 2
-"""Iterations per turn of a loop in a program of at most ``FEW`` unknowns, where a turn takes longer
-than an iteration. A finished system does not change.
-"""
-FEW = 1_000
 TRUSTED = 50
 """Maximum number of steps for which the recursion's residual of a truncated solve is trusted
 without a check.
@@ -131,19 +126,15 @@ def _solve_in_program(
     def without_fixed(state: Tree) -> Tree:
         return {name: leaf for name, leaf in state.items() if name not in fixed}
 
-    block = min(BLOCK, max_steps) if system.rhs.numel() <= FEW else 1
-
     def turn(state: Tree) -> Tree:
-        products = state["products"]
-        for _ in range(block):
-            products = products + state["active"].any()
-            state = iteration(system, {**state, **fixed}, max_steps, precondition)
+        products = state["products"] + state["active"].any()
+        state = iteration(system, {**state, **fixed}, max_steps, precondition)
         return {**without_fixed(state), "products": products}
 
     def attempt(state: Tree) -> Tree:
         verified = state["verified"]
         own = {name: leaf for name, leaf in state.items() if name != "verified"}
-        own, _ = repeat(turn, own, -(-max_steps // block), going=is_active)
+        own, _ = repeat(turn, own, max_steps, going=is_active)
         products = own.pop("products")
         own = settle(system, own, precondition)
 
