@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from hgms.compiled.cuda_graphs import Runner
 from hgms.compiled.library import Library, is_on_cpu, plain
 from hgms.compiled.scratch import scratch_memory
-from hgms.compiled.trace import MODE, apart, mutates, retraced
+from hgms.compiled.trace import MODE, apart, mutates, retrace
 
 ON_CPU = {
     "aot_inductor.enable_line_tables": False,
@@ -89,7 +89,7 @@ def _in_operations_of_inductor(
     inputs = [mode.from_tensor(leaf, static_shapes=True) for leaf in leaves]
     if MODE in graph.meta and not mutates(graph):
         return copy.deepcopy(graph), inputs
-    return retraced(graph, inputs, select_decomp_table()), inputs
+    return retrace(graph, inputs, select_decomp_table()), inputs
 
 
 def precompiled_headers() -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from hgms.compiled.trace import (
     leaves_of,
     lift_constants,
     mutates,
-    retraced,
+    retrace,
     split,
     unflatten,
     without_changes_of_new_tensors,
@@ -138,7 +138,7 @@ def _operations(
     if mutates(graph):
         with disable_proxy_modes_tracing():
             inputs = [torch.empty_like(leaf) for leaf in [*read, *leaves]]
-            graph = retraced(graph, inputs, replacements())
+            graph = retrace(graph, inputs, replacements())
     operations = without_repetitions(graph.graph)
     operations.eliminate_dead_code()
     return GraphModule(graph, operations), read

@@ -163,13 +163,13 @@ def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModu
 
     Parts of the graph can then share the values that they read.
     """
-    pure = retraced(graph, apart(inputs), KNOWN) if mutates(graph) else graph
+    pure = retrace(graph, apart(inputs), KNOWN) if mutates(graph) else graph
     operations = without_repetitions(pure.graph)
     operations.eliminate_dead_code()
     return GraphModule(pure, operations)
 
 
-def retraced(
+def retrace(
     graph: GraphModule, inputs: Sequence[Tensor], table: dict[Any, Callable[..., Any]]
 ) -> GraphModule:
     """Return the graph with the replacements of ``table`` and without in-place operations."""
