@@ -60,7 +60,8 @@ def _compile_on_cpu(
     layers, which takes a tenth of the time to the first step.
     """
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
     with (
         torch._inductor.config.patch({**ON_CPU, **settings}),
@@ -70,7 +71,9 @@ def _compile_on_cpu(
         enable_python_dispatcher(),
     ):
         supported, inputs = _in_operations_of_inductor(graph, apart(plain(leaves)))
-        supported = _recursive_joint_graph_passes(supported, input_device=torch.device("cpu"))
+        for module in supported.modules():  # also the bodies of loops
+            if isinstance(module, GraphModule):
+                joint_graph_passes(module)
         outputs = next(reversed(supported.graph.nodes))
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
         compiled: Any = compile_fx_inner(supported, inputs, cpp_wrapper=True, is_inference=True)

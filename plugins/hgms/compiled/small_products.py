@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from hgms.compiled.trace import KNOWN, SMALL_PRODUCT
-
-aten = torch.ops.aten
+from hgms.compiled.trace import KNOWN, SMALL_PRODUCT, aten
 
 
 def _mm(a: Tensor, b: Tensor) -> Any:
