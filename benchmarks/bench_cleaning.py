@@ -3,8 +3,8 @@
     python benchmarks/bench_cleaning.py --out runs/cleaning [--seconds 120] [--seeds 5]
         [--first-seed 0] [--threads 1] [--corruption 0.4 0.6 0.8] [--variants hg-ms "N = 1" ...]
 
-Needs MNIST's IDX files under HGMS_DATA/mnist. The same command resumes interrupted runs. Settings
-are those of ``benchmarks/cleaning.toml``; a variant changes some of them. No decision of a run
+Needs MNIST's IDX files under HGMS_DATA/mnist. The same command resumes interrupted runs. The
+settings are in ``benchmarks/cleaning.toml``; a variant changes some of them. No decision of a run
 depends on test images.
 """
 

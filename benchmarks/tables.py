@@ -137,7 +137,7 @@ def keep_figures(name: str, path: Path) -> list[Path]:
         for quantity, value in _flat(numbers)
     ]
     if not rows:
-        raise SystemExit(f"{path} holds no table of numbers")
+        raise SystemExit(f"{path} contains no table of numbers")
     return [_written(name, pyarrow.Table.from_pylist(rows))]
 
 
@@ -413,7 +413,7 @@ def cleaning_speed() -> str:
 # --- evidence
 # --------------------------------------------------------------------------------------------------
 
-CAMPAIGNS = {  # the file of records: what it is called, its metric, and by which grid it is made
+CAMPAIGNS = {  # the file of records: its title, its metric, and its grid
     "evidence-cleaning": ("MNIST cleaning, 60 s", "test_accuracy", "evidence/cleaning.toml"),
     "evidence-fashion": (
         "Fashion-MNIST cleaning, 60 s",

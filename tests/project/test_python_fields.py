@@ -4,6 +4,7 @@ libraries.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import typing
@@ -38,6 +39,21 @@ def registered() -> dict[str, type]:
 
 
 CLASSES = registered()
+
+
+BY_NAME = {"Auto"}  # has no class in Python: hgms.tune runs it
+SINGLE = {"tasks", "methods"}
+"""Packages in which some components have a package each."""
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES.keys() - BY_NAME))
+def test_a_package_of_the_class_exports_it(name: str) -> None:
+    parts = CLASSES[name].__module__.split(".")
+    depths = (2, 3) if parts[1] in SINGLE else (2,)
+    packages = [importlib.import_module(".".join(parts[:depth])) for depth in depths]
+    assert CLASSES[name] in [getattr(package, name, None) for package in packages]
+
+
 BASES = {
     "Source": {"path": "rows.jsonl"},
     "BaseModel": {"path": "gpt2"},

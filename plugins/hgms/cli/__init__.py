@@ -8,10 +8,13 @@ from hgms.cli.docstrings import strip_markup
 from hgms.cli.group import main
 from hgms.cli.inspect import component_row, kind_called
 from hgms.cli.terminal import (
+    device_option,
     json_option,
     plugin_option,
     print_json,
     print_table,
+    seed_option,
+    set_option,
     terminal_width,
     track_option,
     trust_option,
@@ -22,12 +25,15 @@ from hgms_core import hookimpl
 
 __all__ = [
     "component_row",
+    "device_option",
     "json_option",
     "kind_called",
     "main",
     "plugin_option",
     "print_json",
     "print_table",
+    "seed_option",
+    "set_option",
     "strip_markup",
     "terminal_width",
     "track_option",

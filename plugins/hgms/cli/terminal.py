@@ -41,6 +41,20 @@ def _plugin(name: str, callback: Any = None) -> Any:
 files_option = _plugin("files")
 """The option ``--plugin`` of a command, as its argument ``files``."""
 
+set_option = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Replace a value of the file. Repeatable.",
+)
+seed_option = click.option(
+    "--seed", type=click.IntRange(min=0), help="Replace the seed of the file."
+)
+device_option = click.option(
+    "--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."
+)
+
 plugin_option = _plugin("registry", _registry)
 """The option ``--plugin`` of a command, as its argument ``registry``: the components of
 installed plugins and of the files.

@@ -29,7 +29,7 @@ ON_CPU = {
 one file per kernel takes twice as long, and a pool of processes takes longer to start. The check of
 vector instructions would compile a program with them, but an invalid program fails as well. The
 library is stored, so torch need not store it. Patterns of attention and of joined products are for
-large models, and their preparation takes a second.
+large models, and take a second of the first step.
 """
 ON_GPU = {"triton.cudagraphs": False}
 """HGMS records the functions itself, independent of torch's settings in the environment."""
@@ -57,7 +57,7 @@ def _compile_on_cpu(
     """Compile the operations of the graph without torch's autograd for compilers.
 
     The graph has no gradients, and does not change its inputs. Torch would trace it in several
-    layers, which takes a tenth of the time to the first step.
+    layers: 1 of 24 s of a first step with the 784-300-10 network, 4 of 36 s of a small step.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.compile_fx import compile_fx_inner

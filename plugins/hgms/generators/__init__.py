@@ -11,7 +11,7 @@ PLACES: Places = {
     "hgms.generators.penalty.gradient_norm": "GradientNorm",
     "hgms.generators.penalty.minimax": "Minimax",
     "hgms.generators.penalty.moreau_envelope": "MoreauEnvelope",
-    "hgms.generators.penalty.pair": "PairOptimizer",
+    "hgms.generators.penalty.pair": "PairOptimizer Stages",
     "hgms.generators.penalty.ramp": "Ramp",
     "hgms.generators.penalty.value_free": "ValueFree",
     "hgms.generators.penalty.value_gap": "ValueGap",

@@ -8,6 +8,7 @@ from hgms.generators.penalty.gradient_norm import GradientNorm as GradientNorm
 from hgms.generators.penalty.minimax import Minimax as Minimax
 from hgms.generators.penalty.moreau_envelope import MoreauEnvelope as MoreauEnvelope
 from hgms.generators.penalty.pair import PairOptimizer as PairOptimizer
+from hgms.generators.penalty.pair import Stages as Stages
 from hgms.generators.penalty.ramp import Ramp as Ramp
 from hgms.generators.penalty.value_free import ValueFree as ValueFree
 from hgms.generators.penalty.value_gap import ValueGap as ValueGap

@@ -558,8 +558,8 @@ def _finite(values: Mapping[int, float]) -> dict[int, float]:
 def _of_all(whys: Iterable[str]) -> str:
     """Return the reason that applies to every method of the table.
 
-    Empty if there is none. UNJUDGED takes precedence over reasons of single methods, such as an
-    untrained x.
+    Without a common reason, the text is empty. UNJUDGED takes precedence over reasons of single
+    methods, such as an untrained x.
     """
     reasons = set(whys)
     if UNJUDGED in reasons:

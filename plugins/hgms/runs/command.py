@@ -10,7 +10,15 @@ from pathlib import Path
 
 import click
 
-from hgms.cli import json_option, kind_called, plugin_option, print_json, track_option, trust_option
+from hgms.cli import (
+    json_option,
+    kind_called,
+    plugin_option,
+    print_json,
+    set_option,
+    track_option,
+    trust_option,
+)
 from hgms.config import Budget
 from hgms.plugins import Component, Registry
 from hgms.runs import describe as descriptions
@@ -63,13 +71,7 @@ def _component(registry: Registry, name: str) -> Component:
 
 @click.command(short_help="Run a configuration file.")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Replace a value of the file. Repeatable.",
-)
+@set_option
 @click.option("--seed", type=int, help="Replace the seed of the file.")
 @click.option("--out", help="The folder for run folders.")
 @click.option("--resume", is_flag=True, help="Resume from the run's checkpoint.")

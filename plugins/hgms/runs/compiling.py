@@ -62,7 +62,7 @@ class StepCompiler:
         if self.earlier is None or not self.earlier.wanted:
             return problem
         self.programs = programs = Programs(clock=clock.now)
-        programs.outcomes |= self.earlier.eager  # these functions are not compiled again
+        programs.outcomes |= self.earlier.eager  # these functions stay eager
 
         def begin(name: str) -> None:
             before(name)

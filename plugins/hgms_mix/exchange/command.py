@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hgms.cli import json_option, plugin_option, print_json, print_table
+from hgms.cli import json_option, plugin_option, print_json, print_table, seed_option, set_option
 
 FILE = click.Path(path_type=Path)
 
@@ -25,14 +25,8 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--mixes", "out", metavar="FOLDER", help="The folder of the mix, if it was written with --out."
 )
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Replace a value of the file. Repeatable.",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file.")
+@set_option
+@seed_option
 @click.option("--method", metavar="LABEL", help="A method of CONFIG, if it is a grid.")
 @click.option("--scale", metavar="NAME", help="A scale of CONFIG, if it is a grid.")
 @plugin_option

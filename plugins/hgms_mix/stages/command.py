@@ -10,7 +10,16 @@ from typing import Any
 
 import click
 
-from hgms.cli import json_option, plugin_option, print_json, track_option, trust_option
+from hgms.cli import (
+    device_option,
+    json_option,
+    plugin_option,
+    print_json,
+    seed_option,
+    set_option,
+    track_option,
+    trust_option,
+)
 from hgms.executors import to_stderr
 from hgms_core.errors import unknown_name
 
@@ -69,20 +78,12 @@ def mix() -> None:
 
 def _stage(name: str, upto: str, text: str) -> None:
     @click.argument("config", type=FILE)
-    @click.option(
-        "--set",
-        "sets",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Replace a value of the file. Repeatable.",
-    )
-    @click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file.")
+    @set_option
+    @seed_option
     @click.option("--method", metavar="LABEL", help="A method of CONFIG, if it is a grid.")
     @click.option("--scale", metavar="NAME", help="A scale of CONFIG, if it is a grid.")
     @click.option("--out", metavar="FOLDER", help="The folder for mix folders.")
-    @click.option(
-        "--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."
-    )
+    @device_option
     @trust_option
     @track_option
     @plugin_option

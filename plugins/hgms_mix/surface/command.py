@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from hgms.cli import json_option, plugin_option, print_json, trust_option
+from hgms.cli import (
+    device_option,
+    json_option,
+    plugin_option,
+    print_json,
+    seed_option,
+    set_option,
+    trust_option,
+)
 from hgms.executors import Local, executor_options, stated_executor, to_stderr
 from hgms.plugins import Registry
 
@@ -17,18 +25,10 @@ FILE = click.Path(path_type=Path)
 
 @click.command(short_help="Fit a mixture with error bars from many short runs.")
 @click.argument("config", type=FILE)
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Replace a value of the file. Repeatable.",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Replace the seed of the file.")
+@set_option
+@seed_option
 @click.option("--out", metavar="FOLDER", help="The folder for results.")
-@click.option(
-    "--device", metavar="NAME", help="cpu, cuda or cuda:N. The same as --set run.device=NAME."
-)
+@device_option
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),

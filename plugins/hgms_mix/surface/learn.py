@@ -137,8 +137,8 @@ def learn(
         len(tried) >= sources + 2,
         "too-few-rows",
         f"a surface over {sources} sources requires at least {sources + 2} different mixtures, "
-        f"but there are {len(tried)}, without {len(aside.names)} runs whose losses are not finite "
-        "or far too high",
+        f"but there are {len(tried)} (runs that are excluded, because a loss is not finite or far "
+        f"too high: {len(aside.names)})",
         place=("runs", "mixtures"),
         hint="run more mixtures, or decrease the learning rate",
     )
