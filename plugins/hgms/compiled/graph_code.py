@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -31,7 +31,7 @@ class Code:
         self.text = text
         names: dict[str, Any] = dict(NAMES)
         exec(compile(text, "<graph>", "exec"), names)
-        self._forward = names["forward"]
+        self._forward: Callable[..., Sequence[Tensor]] = names["forward"]
 
     @classmethod
     def of(cls, module: GraphModule) -> Code:
@@ -41,8 +41,7 @@ class Code:
         return cls(module.graph.python_code("self").src.strip())
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
-        outputs: Sequence[Tensor] = self._forward(None, *inputs)
-        return outputs
+        return self._forward(None, *inputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Code, (self.text,)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from hgms.compiled.graph_code import Code
-from hgms.compiled.library import is_on_cpu
+from hgms.compiled.library import is_on_cpu, plain
 from hgms.compiled.programs import Programs, Runner
 from hgms.compiled.trace import (
     arrangement,
@@ -275,7 +275,6 @@ class Linearized:
         if traced is None:
             return None
         leaves = leaves_of(arguments)
-        late = len(leaves) - 1
         done = len(traced.structure[0][1]) + 3
 
         graph = programs.attempt(
@@ -285,13 +284,13 @@ class Linearized:
         )
         if graph is None:
             return None
-        pieces = split(graph, range(late, late + 1), [1, len(theta)])
-        inputs = [*leaves[:late], *traced.constants]
+        pieces = split(graph, range(len(leaves))[-1:], [1, len(theta)])
+        inputs = [*leaves[:-1], *traced.constants]
         prepare = programs.compiled("linearization", pieces.before, inputs, once=True)
         if prepare is None:
             return None
         values = [*inputs, *prepare(inputs)[done:]]
-        of_mixed = [*(values[i].contiguous() for i in pieces.kept[1]), along]
+        of_mixed = [*(values[i] for i in pieces.kept[1]), along]
         mixed = programs.compiled("mixed product", pieces.after[1], of_mixed, once=True)
         if mixed is None:
             return None
@@ -340,14 +339,14 @@ class Linearized:
     ) -> tuple[Sequence[Tensor], list[Tensor], list[Tensor]]:
         """Return the values that do not depend on v, and the arguments of both products."""
         done = len(self.structure[0][1]) + 3
-        inputs = [*leaves, *self.constants]
+        inputs = plain([*leaves, *self.constants])
         outputs = self.prepare(inputs)
         values = [*inputs, *outputs[done:]]
         of_product = [
             (values[i].t() if is_turned else values[i]).contiguous()
             for i, is_turned in zip(self.kept[0], self.turned, strict=True)
         ]
-        of_mixed = [values[i].contiguous() for i in self.kept[1]]
+        of_mixed = [values[i] for i in self.kept[1]]
         return outputs[:done], of_product, of_mixed
 
 

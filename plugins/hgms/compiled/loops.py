@@ -17,12 +17,10 @@ from hgms.compiled.trace import (
     flatten,
     leaves_of,
     lift_constants,
-    mutates,
-    retrace,
     split,
     unflatten,
     without_changes_of_new_tensors,
-    without_repetitions,
+    without_mutations,
 )
 
 Values = Any
@@ -131,14 +129,10 @@ def _operations(
     function: Callable[..., list[Tensor]], leaves: Sequence[Tensor]
 ) -> tuple[GraphModule, tuple[Tensor, ...]]:
     """Return ``graph(*read, *leaves)`` of a function, and the tensors that it reads in addition."""
+    table = replacements()
     with disable_proxy_modes_tracing():
         fresh = [torch.empty_like(leaf) for leaf in leaves]
-        traced = make_fx(function, replacements(), _allow_non_fake_inputs=True)(*fresh)
+        traced = make_fx(function, table, _allow_non_fake_inputs=True)(*fresh)
     graph, read = lift_constants(without_changes_of_new_tensors(traced), first=True)
-    if mutates(graph):
-        with disable_proxy_modes_tracing():
-            inputs = [torch.empty_like(leaf) for leaf in [*read, *leaves]]
-            graph = retrace(graph, inputs, replacements())
-    operations = without_repetitions(graph.graph)
-    operations.eliminate_dead_code()
-    return GraphModule(graph, operations), read
+    with disable_proxy_modes_tracing():
+        return without_mutations(graph, [*map(torch.empty_like, read), *fresh], table), read

@@ -350,8 +350,7 @@ def is_large(leaves: Sequence[Tensor]) -> bool:
 @torch.no_grad()
 def run_code(code: Code | GraphModule, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Run a graph that is not compiled."""
-    outputs: Sequence[Tensor] = code(*inputs)
-    return outputs
+    return list(code(*inputs))
 
 
 @frozen(eq=False)

@@ -22,6 +22,7 @@ from hgms.compiled.trace import (
     leaves_of,
     lift_constants,
     without_changes_of_new_tensors,
+    without_repetitions,
 )
 from hgms.compiled.verify import Function, difference_nearby, difference_of
 from hgms_core import (
@@ -438,7 +439,7 @@ def trace_step(
     traced = make_fx(flat, replacements(), tracing_mode="fake", _allow_non_fake_inputs=True)
     pure = without_changes_of_new_tensors(traced(*apart(leaves)))
     graph, constants = lift_constants(pure)
-    graph.graph.eliminate_dead_code()
+    graph = without_repetitions(graph)
     graph.meta[MODE] = next(iter(graph.graph.nodes)).meta["val"].fake_mode
     return graph, constants, results[0]
 

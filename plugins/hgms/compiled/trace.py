@@ -158,15 +158,16 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any], turned: bool =
     return Trace(graph, constants, structure)
 
 
-def without_mutations(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
+def without_mutations(
+    graph: GraphModule, inputs: Sequence[Tensor], table: dict[Any, Callable[..., Any]] | None = None
+) -> GraphModule:
     """Return the graph without in-place operations and without repeated operations.
 
-    Parts of the graph can then share the values that they read.
+    Parts of the graph can then share the values that they read. ``table`` replaces operations of a
+    graph with in-place operations.
     """
-    pure = retrace(graph, apart(inputs), KNOWN) if mutates(graph) else graph
-    operations = without_repetitions(pure.graph)
-    operations.eliminate_dead_code()
-    return GraphModule(pure, operations)
+    pure = retrace(graph, apart(inputs), table or KNOWN) if mutates(graph) else graph
+    return without_repetitions(pure)
 
 
 def retrace(
@@ -265,6 +266,8 @@ def products(turns: Callable[[Tensor, Tensor], bool]) -> dict[Any, Callable[...,
     """Return replacements of the products of two matrices for which ``turns`` is true."""
 
     def mm(a: Tensor, b: Tensor) -> Tensor:
+        if a.numel() > 1 and not any(a.stride()):  # one number, such as a direction of zeros
+            return (a[..., :1, :1] * b.sum(-2, keepdim=True)).expand(*a.shape[:-1], -1)
         return turn(a, b) if turns(a, b) else NotImplemented
 
     def addmm(c: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -299,15 +302,17 @@ def turned_products() -> dict[Any, Callable[..., Any]]:
 
 
 def apart(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies of the values that share no memory.
+    """Return copies of the values that share no memory, also within a tensor.
 
-    Two tensors that are equal in this call can differ in the next call.
+    Two tensors, or the numbers of an expanded tensor, that are equal in this call can differ in the
+    next call.
     """
     places = set()
     separate = []
     for leaf in leaves:
         place = leaf.untyped_storage()._cdata
-        separate.append(leaf.detach().clone() if place in places else leaf.detach())
+        shares = place in places or 0 in leaf.stride()
+        separate.append(leaf.detach().clone() if shares else leaf.detach())
         places.add(place)
     return separate
 
@@ -338,15 +343,16 @@ def lift_constants(
     return GraphModule(traced, graph), tuple(tensor.detach() for _, tensor in constants.values())
 
 
-def without_repetitions(graph: Graph) -> Graph:
+def without_repetitions(whole: GraphModule) -> GraphModule:
     """Return the graph with each operation on the same inputs only once.
 
-    All operations are pure, except random draws.
+    All operations are pure, except random draws. Operations that change nothing are removed. Of a
+    matrix that is transposed twice, inductor would make two copies.
     """
     fresh = Graph()
     copies: dict[Node, Node] = {}
     known: dict[Any, Node] = {}
-    for node in graph.nodes:
+    for node in whole.graph.nodes:
         draws = (
             isinstance(node.target, OpOverload)
             and torch.Tag.nondeterministic_seeded in node.target.tags
@@ -357,12 +363,24 @@ def without_repetitions(graph: Graph) -> Graph:
         if node.target in SAME:
             copies[node] = copies[node.args[0]]
             continue
+        if _is_transposition(node) and _is_transposition(copies[node.args[0]]):
+            copies[node] = copies[node.args[0]].all_input_nodes[0]
+            continue
         arguments = torch.fx.map_arg((node.args, node.kwargs), copies.__getitem__)
         key = (node.target, repr(arguments))
         if key not in known:
             known[key] = fresh.node_copy(node, copies.__getitem__)
         copies[node] = known[key]
-    return fresh
+    fresh.eliminate_dead_code()
+    return GraphModule(whole, fresh)
+
+
+def _is_transposition(node: Node) -> bool:
+    return (node.target, *node.args[1:]) in (
+        (aten.t.default,),
+        (aten.transpose.int, -2, -1),
+        (aten.permute.default, [1, 0]),
+    )
 
 
 @frozen(eq=False)

@@ -34,8 +34,8 @@ MULTIPLICATIONS = {
     # two layers forward; backward one for each matrix and one for what is between them
     "lower step": 5,
     "scores": 2,
-    # 5 for each level's gradient; one of a zero tangent, which forward mode does not leave out
-    "linearisation": 11,
+    # 5 for each gradient of a level; the zero direction of the data has no product
+    "linearisation": 10,
     # a·V₁; h·V₂ and ḣ·W₂; δ·V₂ᵀ and δ̇·W₂ᵀ; ḣᵀδ and hᵀδ̇; aᵀδ̇₁ (docs/explanation/programs.md)
     "Hessian product": 8,
     "mixed product": 3,
