@@ -90,9 +90,9 @@ class Auto:
 
         baselines:  θ at its start, trained on training, validation, or all rows; the out-of-fold
                     filter for weights of rows; for penalties a shared level
-        learned:    Newton-CG, penalties inversely proportional to the size of their parameters,
-                    then implicit hypergradients and RPROP with a prior (small convex losses); or
-                    Adam and look-ahead hypergradients with restarts (networks)
+        learned:    Newton-CG, penalties inversely proportional to the (squared) size of their
+                    parameters, then implicit hypergradients and RPROP with a prior (small convex
+                    losses); or Adam and look-ahead hypergradients with restarts (networks)
         result:     the best learned candidate, if its gain on held-out rows exceeds the noise;
                     else the best baseline
 

@@ -8,8 +8,9 @@
 2. A scan shifts all penalties by a shared amount in log space, from large to small. Its best level
    is a baseline.
 3. From there, penalties become inversely proportional to the size of their parameters, which has
-   the fixed points of an L1 or a group penalty; the strength is scanned. The better of both is the
-   start of learning.
+   the fixed points of an L1 or a group penalty (Grandvalet 1998). If this is better, they become
+   inversely proportional to the squared size, which approximates an L0 penalty (Frommlet and Nuel
+   2016). The strength is scanned each time. The best of these is the start of learning.
 4. RPROP moves u along the sign of the hypergradient. A Gaussian prior around that start, shifted by
    the mean of each kind of penalty, has the standard deviation s, which is relaxed level by level.
    For other kinds its centre is their start. Each level is a candidate, judged on rows that it has
@@ -41,8 +42,10 @@ LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 STEPS_PER_LEVEL = 12
 PATIENCE = 2
 SHIFTS = (8, 6, 4, 2, 0, -2, -4, -6, -8)
+REWEIGHTED = {"reweighted": 1, "reweighted, squared": 2}
+"""Candidates with penalties inversely proportional to a power of the size of their parameters."""
 STRENGTHS = (0, 1, 2, 3)
-"""Strengths of reweighted penalties in log λ."""
+"""Strengths of reweighted penalties in log λ, for power 1; one more for each further power."""
 ROUNDS = 2
 """Reweightings per strength."""
 SMALLEST = 0.01
@@ -290,21 +293,22 @@ class Implicit(Engine):
             "v": torch.zeros_like(w),
         }
 
-    def reweight(self, level: Stage) -> Stage:
-        """Make each penalty inversely proportional to the size of its parameters, in a few rounds.
+    def reweight(self, power: int, state: Stage) -> Stage:
+        """Make penalties inversely proportional to a power of the size of their parameters.
 
-        The fixed points are those of an L1 penalty, or of a group penalty (Grandvalet 1998). The
-        strength rises while the outer loss does not become clearly worse; the best is kept.
+        ``state`` is the shared level, or the result for ``power - 1``. The strength rises while the
+        outer loss does not become clearly worse; each strength has a few rounds, and the best is
+        kept.
         """
         space = self.problem.space
+        shared = state["u"] + (power - 1) * self._log_sizes(state["w"])
 
         def reweighted(strength: float, w: Tensor) -> Tensor:
-            shift = strength - self._log_sizes(w)
-            u = torch.where(space.is_penalty, level["u"] + shift, level["u"])
-            return u.clamp(space.low, space.high)
+            u = shared + strength - power * self._log_sizes(w)
+            return torch.where(space.is_penalty, u, state["u"]).clamp(space.low, space.high)
 
-        strengths = [strength for strength in STRENGTHS for _ in range(ROUNDS)]
-        u, w = self._lowest(strengths, reweighted, level["w"])
+        strengths = [strength + power - 1 for strength in STRENGTHS for _ in range(ROUNDS)]
+        u, w = self._lowest(strengths, reweighted, state["w"])
         return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": u}
 
     def _log_sizes(self, w: Tensor) -> Tensor:
@@ -415,11 +419,15 @@ class Implicit(Engine):
         state = stages.run("shared level", self.scan)
         yield _candidate("shared level", state, every)
         spread = state["judged"].std()
-        if int(self.problem.space.is_penalty.sum()) > 1 and self.meter.share + _reserve(state) < 1:
-            reweighted = stages.run("reweighted", partial(self.reweight, state))
-            yield _candidate("reweighted", reweighted, every)
-            if float(reweighted["judged"].mean()) < float(state["judged"].mean()):
-                state = reweighted
+        several = int(self.problem.space.is_penalty.sum()) > 1
+        for name, power in REWEIGHTED.items() if several else ():
+            if self.meter.share + _reserve(state) >= 1:
+                break
+            found = stages.run(name, partial(self.reweight, power, state))
+            yield _candidate(name, found, every)
+            if float(found["judged"].mean()) >= float(state["judged"].mean()):
+                break
+            state = found
         lowest = float(state["judged"].mean())
         worse = 0
         for level in LEVELS:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import hgms
 from hgms.tuning.candidate import Candidate, choose, cross_fitted, scores
-from hgms.tuning.implicit import Implicit, conjugate_gradients
+from hgms.tuning.implicit import REWEIGHTED, Implicit, conjugate_gradients
 from hgms.tuning.meter import Meter, NotConvex, Stages
 from hgms.tuning.online import Adam, Online, Trained
 from hgms.tuning.problem import build
@@ -405,6 +405,7 @@ def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> 
     rows = {row.name: row for row in result.table}
     assert {"start", "shared level"} == {row.name for row in result.table if row.is_baseline}
     assert rows["reweighted"].test_loss < 0.95 * rows["shared level"].test_loss
+    assert rows["reweighted, squared"].loss < 0.97 * rows["reweighted"].loss
     assert result.test_loss is not None
     loss = squares(result.model, sparse_rows(500, seed=2)).mean()
     assert float(loss.detach()) == pytest.approx(result.test_loss, rel=1e-5)
@@ -491,8 +492,11 @@ def judged(name: str, rows: list[float], is_baseline: bool) -> Candidate:
 FOLD = torch.arange(12) % 3
 
 
-def test_reweighted_penalties_are_those_of_a_group_penalty() -> None:
-    """The stationarity of Σ ℓ + c Σ_g √n_g ‖w_g‖ holds at a fixed point of the reweighting."""
+@pytest.mark.parametrize("power", REWEIGHTED.values())
+def test_reweighted_penalties_are_those_of_a_group_penalty(power: int) -> None:
+    """At a fixed point of the reweighting, the gradient is that of Σ ℓ + c Σ_g √n_g ‖w_g‖ for
+    power 1, and of Σ ℓ + c Σ_g n_g log ‖w_g‖ for power 2, up to the smallest size.
+    """
     groups = (0, 0, 0, 1, 1, 2, 2, 2, 2, 2)
     rows = {name: column.double() for name, column in sparse_rows(60, 10).items()}
     learn = {"decay": hgms.hyper.PerInput(init=0.1, groups=groups)}
@@ -505,7 +509,7 @@ def test_reweighted_penalties_are_those_of_a_group_penalty() -> None:
     start = problem.space.start
     w = problem.w0.expand(len(fit), -1)
     for _ in range(60):
-        u = (start - engine._log_sizes(w)).expand(problem.masks.folds + 1, -1)
+        u = (start - power * engine._log_sizes(w)).expand(problem.masks.folds + 1, -1)
         w = engine.solve(w, u[problem.masks.group], fit, 1e-9)
     own = w[0].clone().requires_grad_()
     zero = torch.full_like(start, -60.0)
@@ -516,7 +520,7 @@ def test_reweighted_penalties_are_those_of_a_group_penalty() -> None:
     mean = size.square().mean().sqrt()
     for g in range(3):
         inside = index == g
-        expected = 0.1 * w[0][inside] / (size[g] / mean + 0.01)
+        expected = 0.1 * w[0][inside] / (size[g] / mean + 0.01) ** power
         torch.testing.assert_close(-slope[inside], expected, rtol=1e-4, atol=1e-7)
 
 
