@@ -24,6 +24,7 @@ def _one_run(
     source: str,
     generator: Mapping[str, Any],
     hypergradient: Mapping[str, Any],
+    stable: float = STABLE,
     **more: Any,
 ) -> Composition:
     """Compose one run that starts at the end of the previous run, an estimator, and Adam for θ.
@@ -40,7 +41,7 @@ def _one_run(
     }
     optimizer = generator["optimizer"]
     if optimizer["name"] == "sgd":
-        parts["max_curvature"] = STABLE / optimizer["lr"]
+        parts["max_curvature"] = stable / optimizer["lr"]
         more["of"] = BoundedCurvature
     return Composition(name=name, summary=summary, source=source, parts=parts, **more)
 
@@ -131,6 +132,7 @@ DARTS = _one_run(
         "batch_size": 256,
         "upper_batch_size": 256,
     },
+    stable=0.5,  # momentum repeats steps of an earlier θ; with 1.5, one run of 96 diverged
     outer={"betas": [0.5, 0.999]},
     # for losses of size 1
     testing={"generator": {"optimizer": {"lr": 0.5}}, "hypergradient": {"lr": 0.5}},
