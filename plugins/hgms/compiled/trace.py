@@ -346,8 +346,8 @@ def lift_constants(
 def without_repetitions(whole: GraphModule) -> GraphModule:
     """Return the graph with each operation on the same inputs only once.
 
-    All operations are pure, except random draws. Operations that change nothing are removed. Of a
-    matrix that is transposed twice, inductor would make two copies.
+    All operations are pure, except random draws. Operations without effect are removed: inductor
+    would make two copies of a matrix that is transposed twice.
     """
     fresh = Graph()
     copies: dict[Node, Node] = {}

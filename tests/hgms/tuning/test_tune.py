@@ -524,6 +524,33 @@ def test_reweighted_penalties_are_those_of_a_group_penalty(power: int) -> None:
         torch.testing.assert_close(-slope[inside], expected, rtol=1e-4, atol=1e-7)
 
 
+def test_penalties_for_squared_sizes_continue_from_those_of_an_l1_penalty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both have the same shared level; the strengths for squared sizes are larger by one."""
+    tried: list[tuple[list[float], torch.Tensor]] = []
+
+    def lowest(
+        engine: Implicit, values: list[float], u_of: Any, w: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        u = u_of(values[0], w)
+        tried.append((values, u))
+        return u, w
+
+    monkeypatch.setattr(Implicit, "_lowest", lowest)
+    learn = {"decay": hgms.hyper.PerInput(init=0.1)}
+    problem = build(linear(10), squares, sparse_rows(60, 10), None, learn, None, 0).problem
+    engine = Implicit(problem, Meter(hgms.Budget("10000 steps"), len(problem.masks.group)))
+    u = problem.space.start.expand(problem.masks.folds + 1, -1)
+    w = torch.linspace(0.5, 2.0, len(problem.w0)).expand(len(problem.masks.group), -1)
+    first = engine.reweight(1, {"u": u, "w": w})
+    engine.reweight(2, first)
+    sizes = engine._log_sizes(w)
+    torch.testing.assert_close(tried[0][1], u - sizes)
+    torch.testing.assert_close(tried[1][1], u + 1 - 2 * sizes)
+    assert [sorted(set(values)) for values, _ in tried] == [[0, 1, 2, 3], [1, 2, 3, 4]]
+
+
 def test_a_learned_candidate_must_gain_more_than_the_noise() -> None:
     base = judged("base", [1.0] * 12, True)
     noisy = judged("noisy", [0.0, 2.0, 0.0, 1.9] * 3, False)
