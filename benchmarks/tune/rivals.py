@@ -26,11 +26,11 @@ from torch.func import vmap
 
 from hgms.adapters import read_table
 from hgms.config import Budget
-from hgms.tuning.implicit import SHIFTS, Implicit
+from hgms.tuning.implicit import FINER, SHIFTS, Implicit
 from hgms.tuning.meter import Meter
 from hgms.tuning.online import SHARES, Online
 from hgms.tuning.problem import build
-from hgms.tuning.row_filter import filter_start, kept_rows, row_mask
+from hgms.tuning.row_filter import filter_start, fold_masks, row_mask, threshold
 from hgms_core import Key
 
 Arguments = dict[str, Any]
@@ -84,18 +84,23 @@ class Objective(ABC):
         """Return the loss of the test rows with the best u."""
 
     def scan(self) -> None:
-        """Try shared shifts of all penalties, from large to small."""
+        """Try shared shifts of all penalties, from large to small; then shifts near the best."""
         space = self.problem.space
-        for shift in SHIFTS if bool(space.is_penalty.any()) else ():
-            if not self.is_over:
-                moved = torch.where(space.is_penalty, space.start + shift, space.start)
-                self(moved.clamp(space.low, space.high))
+        if not bool(space.is_penalty.any()):
+            return
+        for shifts in (SHIFTS, FINER):
+            centre = space.start if shifts is SHIFTS else self.best[1]
+            for shift in shifts:
+                if not self.is_over:
+                    moved = torch.where(space.is_penalty, centre + shift, centre)
+                    self(moved.clamp(space.low, space.high))
 
     def filter(self) -> None:
         """Try the weights of rows of the out-of-fold filter of ``tune``."""
         if self.problem.space.is_per_row and not self.is_over:
-            keep = kept_rows(self.problem, *self.out_of_fold())
-            self(filter_start(self.problem, self.best[1], keep))
+            losses = self.problem.losses_under(*self.out_of_fold())
+            keep = losses <= threshold(losses)
+            self(filter_start(self.problem, self.best[1], keep[None])[0])
 
 
 class Newton(Objective):
@@ -126,7 +131,8 @@ class Newton(Objective):
         return loss
 
     def out_of_fold(self) -> tuple[Tensor, Tensor]:
-        return self.engine.out_of_fold()
+        fit, held = fold_masks(self.problem, Key(0).fold("filter"))
+        return self.engine.quick(fit), held
 
     def test_loss(self) -> float:
         """Train on all rows with the best u, outside the budget; return the loss of test rows."""
@@ -165,7 +171,8 @@ class EarlyStopped(Objective):
         return loss
 
     def out_of_fold(self) -> tuple[Tensor, Tensor]:
-        return self.engine.out_of_fold(1.0)
+        fit, held = fold_masks(self.problem, self.engine.key.fold("filter"))
+        return self.engine.quick(fit, 1.0), held
 
     def test_loss(self) -> float:
         return self.problem.mean_loss(self.w, self.test_rows)

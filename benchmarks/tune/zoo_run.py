@@ -1,15 +1,15 @@
 """Run ``hgms.tune``, its rivals and registered methods on the zoo; one line of JSON per run.
 
     OMP_NUM_THREADS=1 python benchmarks/tune/zoo_run.py --out zoo.jsonl [--seeds 40:50]
-        [--only tune structured ordinary plain methods]
+        [--only tune baselines structured ordinary plain methods]
     python benchmarks/tune/zoo_run.py --out zoo.jsonl --summary
 
-Each run has 2 s of processor time, on the six networks 6 s. Seeds 0 to 2 are for choices, seeds 40
-to 49 for reports. A run that is in the file is skipped; a later call continues. Every test loss is
-the loss of the same test rows. Rivals use the folds and the lower solver of ``tune``, and train
-with validation rows. Methods run at their registered defaults; without validation rows, the last
-quarter of the training rows differentiates θ, and the model is trained again on all rows with the
-learned θ.
+Each run has 2 s of processor time, on the six networks 6 s. Seeds 0 to 19 are for choices. Seeds 40
+to 49 are for reports, of ``tune`` and its baselines seeds 40 to 79. A run that is in the file is
+skipped; a later call continues. Every test loss is the loss of the same test rows. Rivals use the
+folds and the lower solver of ``tune``, and train with validation rows. Methods run at their
+registered defaults; without validation rows, the last quarter of the training rows differentiates
+θ, and the model is trained again on all rows with the learned θ.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def cells() -> Iterator[tuple[str, str, str]]:
     """Return the kind of a run, the problem and the competitor."""
     kinds = {
         "tune": (ZOO, lambda name: ("tune",)),
+        "baselines": (ZOO, baselines),
         "structured": (STRUCTURED, tools),
         "ordinary": (ORDINARY, tools),
         "plain": (ZOO, plain_samplers),
@@ -80,6 +81,17 @@ def cells() -> Iterator[tuple[str, str, str]]:
         for name in problems:
             for competitor in competitors(name):
                 yield kind, name, competitor
+
+
+def baselines(name: str) -> Iterator[str]:
+    """Return the baselines that are not in the records of ``tune``, with the whole budget."""
+    arguments = ZOO[name](0)
+    if name in NETWORKS:
+        yield "early stopping"
+        yield "validation rows only"
+    rows = any(isinstance(kind, hyper.PerRow) for kind in arguments["learn"].values())
+    if rows and arguments["loss"] is not squares:
+        yield "cleanlab"
 
 
 def plain_samplers(name: str) -> list[str]:
@@ -97,14 +109,7 @@ def has_level(name: str) -> bool:
 
 def tools(name: str) -> Iterator[str]:
     """Return the tools for a problem; samplers start from the shared level or the filter."""
-    arguments = ZOO[name](0)
-    rows = any(isinstance(kind, hyper.PerRow) for kind in arguments["learn"].values())
-    if name in NETWORKS:
-        yield "early stopping"
-        yield "validation rows only"
-    if rows and arguments["loss"] is not squares:
-        yield "cleanlab"
-    if arguments["loss"] in (squares, binary):
+    if ZOO[name](0)["loss"] in (squares, binary):
         yield "cross-validation"
     for sampler in () if name in NETWORKS else ("TPE", "CMA-ES", "GP"):
         yield f"{sampler} + level" if has_level(name) else sampler

@@ -34,15 +34,13 @@ STRUCTURED = (
 )
 BASELINES = (
     "start",
-    "start, with validation rows",
     "early stopping",
     "validation rows only",
     "shared level",
     "out-of-fold filter",
-    "out-of-fold filter, with validation rows",
     "cleanlab",
 )
-TRIVIAL = BASELINES[:4]
+TRIVIAL = BASELINES[:3]
 WITHOUT_LEVEL = ("classes-digits", "classes-mnist", "tasks", "start", "sources")
 """Problems without penalties and row weights, so that samplers have no other start."""
 L2 = ("RidgeCV", "LogisticRegressionCV-l2")
@@ -317,8 +315,9 @@ def draw_profile(rows: Sequence[Row], path: Path) -> None:
     """Draw performance profiles (Dolan and Moré 2002) of the zoo.
 
     A curve is the share of pairs of problem and seed with a test loss of at most the given multiple
-    of the lowest test loss of all competitors. A missing run counts as unsolved; competitors with
-    fewer than half of the runs are not drawn.
+    of the lowest test loss of all competitors, for the seeds that all of them have. A problem
+    without a competitor counts as unsolved; competitors with fewer than half of the runs are not
+    drawn.
     """
     from matplotlib.figure import Figure
 
@@ -332,12 +331,15 @@ def draw_profile(rows: Sequence[Row], path: Path) -> None:
             if (problem in STRUCTURED) != structured or baseline is None:
                 continue
             chosen = {"best baseline": (baseline,), **PROFILE}
-            for seed in own["tune"]:
-                pair = {}
-                for label, names in chosen.items():
-                    name = next((name for name in names if name in own), None)
-                    pair[label] = math.inf if name is None else own[name].get(seed, math.inf)
-                pairs.append(pair)
+            runs_of = {
+                label: own.get(next((name for name in names if name in own), ""), {})
+                for label, names in chosen.items()
+            }
+            common = set.intersection(*[set(runs) for runs in runs_of.values() if runs])
+            pairs += [
+                {label: runs.get(seed, math.inf) for label, runs in runs_of.items()}
+                for seed in common
+            ]
         for number, label in enumerate(("tune", "best baseline", *TOOLS)):
             runs = sum(math.isfinite(pair[label]) for pair in pairs)
             if not 2 * runs > len(pairs):

@@ -22,15 +22,12 @@ class Engine:
 
     Attributes
     ----------
-    lowest
-        The lowest held-out loss of a baseline so far.
     centre
-        The values u at which learning starts.
+        The values u at which learning starts, ``[m]``, or those of each replica, ``[K + 1, m]``.
     """
 
     problem: TuningProblem
     meter: Meter
-    lowest: float = field(default=math.inf, init=False)
     centre: Tensor = field(init=False)
 
     @centre.default

@@ -22,17 +22,17 @@ Cost of one step of RPROP: one Newton solve from a warm start, one CG solve, one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 from torch.func import vmap
 
 from hgms.tuning.candidate import Candidate, Engine
 from hgms.tuning.meter import NotConvex, Stage, Stages
-from hgms.tuning.row_filter import filter_start, fold_masks, kept_rows, row_mask
+from hgms.tuning.row_filter import filter_start, kept_rows, row_mask
 from hgms_core import Key
 
 LARGEST = 10_000
@@ -42,6 +42,8 @@ LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 STEPS_PER_LEVEL = 12
 PATIENCE = 2
 SHIFTS = (8, 6, 4, 2, 0, -2, -4, -6, -8)
+"""Shifts of all penalties in log λ, from large to small; then the best is refined."""
+FINER = (0, 1, -1)
 REWEIGHTED = {"reweighted": 1, "reweighted, squared": 2}
 """Candidates with penalties inversely proportional to a power of the size of their parameters."""
 STRENGTHS = (0, 1, 2, 3)
@@ -230,31 +232,30 @@ class Implicit(Engine):
         return {"judged": self.held_out(w), "final": w[-1]}
 
     def filter_rows(self) -> Stage:
-        """Return which training rows the out-of-fold filter keeps."""
-        w, held = self.out_of_fold()
-        self.meter.call(len(w))
-        return {"keep": kept_rows(self.problem, w, held)}
+        """Return which training rows the out-of-fold filter of each replica keeps."""
+        return {"keep": kept_rows(self.problem, Key(0).fold("filter"), self.quick)}
 
-    def out_of_fold(self) -> tuple[Tensor, Tensor]:
-        """Train on the other folds of the training rows; return w and the masks to judge on."""
+    def quick(self, fit: Tensor) -> Tensor:
+        """Train one model per mask with the values at the start; return w ``[R, d]``."""
         problem = self.problem
-        fit, held = fold_masks(problem, Key(0).fold("filter"))
         u = problem.space.start.expand(len(fit), -1)
         limit = self.meter.share + BASELINE_SHARE
-        w = self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
-        return w, held
+        self.meter.call(len(fit))
+        return self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
 
     def scan(self) -> Stage:
         """Shift all penalties together, from large to small; return the best level."""
         problem = self.problem
         space, masks = problem.space, problem.masks
 
-        def shifted(shift: float, _: Tensor) -> Tensor:
-            u = torch.where(space.is_penalty, self.centre + shift, self.centre)
-            return u.clamp(space.low, space.high).expand(masks.folds + 1, -1)
+        def shifted(u: Tensor, shift: float, _: Tensor) -> Tensor:
+            moved = torch.where(space.is_penalty, u + shift, u).clamp(space.low, space.high)
+            return moved.expand(masks.folds + 1, -1)
 
-        shifts = SHIFTS if bool(space.is_penalty.any()) else (0,)
-        u, w = self._lowest(shifts, shifted, problem.w0.expand(len(masks.group), -1))
+        u = self.centre
+        w = problem.w0.expand(len(masks.group), -1)
+        for shifts in (SHIFTS, FINER) if bool(space.is_penalty.any()) else ((0,),):
+            u, w = self._lowest(shifts, partial(shifted, u), w)
         u = u.clone()
         offset = torch.zeros_like(u)
         return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": offset}
@@ -372,47 +373,37 @@ class Implicit(Engine):
         self.scale = float(units["scale"])
         every = torch.ones_like(masks.fit[0])
         is_training = (problem.rows["index"] < problem.train_size).to(every)
-        fits = {"start": (masks.fit, is_training)}
-        if problem.has_validation:
-            fits["start, with validation rows"] = (masks.fit + masks.outer, every)
-            fits["validation rows only"] = (masks.outer, every - is_training)
-        yield from self._baselines(stages, fits)
+        start = self._solved(stages, "start", masks.fit + masks.outer, every)
+        yield start
         if problem.space.is_per_row:
             keep = stages.run("filter", self.filter_rows)["keep"]
             kept = row_mask(problem, keep)
-            fits = {"out-of-fold filter": (masks.fit * kept, is_training * kept)}
-            if problem.has_validation:
-                fits["out-of-fold filter, with validation rows"] = (
-                    masks.fit * kept + masks.outer,
-                    every - is_training * (1 - kept),
-                )
-            before = self.lowest
+            final = every - is_training * (1 - kept[-1])
+            fit = masks.fit * kept + masks.outer
+            found = self._solved(stages, "out-of-fold filter", fit, final)
             u = filter_start(problem, self.centre, keep)
-            yield from self._baselines(stages, fits, u)
-            if self.lowest < before:
+            yield evolve(found, u=u[-1])
+            if found.loss < start.loss:
                 self.centre = u
+        if problem.has_validation:
+            final = every - is_training
+            yield self._solved(stages, "validation rows only", masks.outer, final)
         yield from self._learn(stages, every)
 
-    def _baselines(
-        self, stages: Stages, fits: Mapping[str, tuple[Tensor, Tensor]], u: Tensor | None = None
-    ) -> Iterator[Candidate]:
-        """Solve with the values at the start on other rows: of the replicas, and at the end.
+    def _solved(self, stages: Stages, name: str, fit: Tensor, final: Tensor) -> Candidate:
+        """Return a baseline with the values at the start.
 
-        ``u`` contains the values that the result shows, if they are not those at the start.
+        ``fit`` contains the rows of the replicas, ``final`` those of the final training.
         """
-        shown = self.problem.space.start if u is None else u
-        for name, (fit, final) in fits.items():
-            stage = stages.run(name, partial(self.baseline, fit))
-            found = Candidate(
-                name=name,
-                is_baseline=True,
-                judged=stage["judged"],
-                u=shown,
-                w=stage["final"],
-                fit=final,
-            )
-            self.lowest = min(self.lowest, found.loss)
-            yield found
+        stage = stages.run(name, partial(self.baseline, fit))
+        return Candidate(
+            name=name,
+            is_baseline=True,
+            judged=stage["judged"],
+            u=self.problem.space.start,
+            w=stage["final"],
+            fit=final,
+        )
 
     def _learn(self, stages: Stages, every: Tensor) -> Iterator[Candidate]:
         """Yield the shared level, then one candidate per level of the prior."""

@@ -31,7 +31,7 @@ from torch.func import vmap
 from hgms.tuning.candidate import Candidate, Engine, scores
 from hgms.tuning.meter import Stage, Stages
 from hgms.tuning.problem import Masks, Space
-from hgms.tuning.row_filter import filter_start, fold_masks, kept_rows, row_mask
+from hgms.tuning.row_filter import filter_start, kept_rows, row_mask
 from hgms_core import Batch, Key, slopes
 
 RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -149,42 +149,49 @@ class Mover:
 
 @define(eq=False)
 class Online(Engine):
-    """Baselines and learned candidates of a problem; see the module."""
+    """Baselines and learned candidates of a problem; see the module.
+
+    Attributes
+    ----------
+    lowest
+        The lowest held-out loss of a baseline so far.
+    """
 
     batch_size: int | None = None
     key: Key = Key(0)
     fastest: float = field(default=0.0, init=False)
     rate: float = field(default=0.0, init=False)
     left: int = field(default=0, init=False)
+    lowest: float = field(default=math.inf, init=False)
     best_step: int = field(default=LONGEST, init=False)
 
     # --- the order of the stages
 
     def candidates(self, stages: Stages) -> Iterator[Candidate]:
-        """Yield the baselines, the model of the restarts, then models with fixed learned values."""
+        """Yield the baselines, the model of the restarts, then one with fixed learned values."""
         self.fastest = float(stages.run("rate", self.fastest_rate)["rate"])
         yield from self._starts(stages)
         yield from self._shared_levels(stages)
         yield from self._filters(stages)
+        if self.problem.has_validation:
+            fit = self.problem.masks.outer
+            yield self._train(stages, "validation rows only", self.problem.space.start, fit)[0]
         yield from self._learn(stages)
 
     def _starts(self, stages: Stages) -> Iterator[Candidate]:
-        """Train with the values at the start, at two lower rates; then on other rows."""
+        """Train with the values at the start, at two lower rates."""
         problem = self.problem
         masks, space = problem.masks, problem.space
-        self.left = len(SHARES) + 2 * problem.has_validation
-        self.left += 2 * bool(space.is_penalty.any()) + 2 * space.is_per_row
-        losses: dict[float, float] = {}
+        self.left = len(SHARES) + problem.has_validation
+        self.left += 2 * bool(space.is_penalty.any()) + space.is_per_row
+        steps: dict[float, tuple[float, int]] = {}
         for share in SHARES:
             self.rate = share * self.fastest
-            found = self._train(stages, f"start, rate {self.rate:.2g}", space.start, masks.fit)
-            losses[self.rate] = found.loss
+            name = f"start, rate {self.rate:.2g}"
+            found, step = self._train(stages, name, space.start, masks.fit + masks.outer)
+            steps[found.loss] = (self.rate, step)
             yield found
-        self.rate = min(losses, key=losses.__getitem__)
-        if problem.has_validation:
-            every = masks.fit + masks.outer
-            yield self._train(stages, "start, with validation rows", space.start, every)
-            yield self._train(stages, "validation rows only", space.start, masks.outer)
+        self.rate, self.best_step = steps[min(steps)]
 
     def _shared_levels(self, stages: Stages) -> Iterator[Candidate]:
         """Shift all penalties up while the held-out loss falls; learning starts at the best."""
@@ -196,7 +203,7 @@ class Online(Engine):
             u = u.clamp(space.low, space.high)
             before = self.lowest
             name = f"shared level, {shift:+d} in log λ"
-            found = self._train(stages, name, u, masks.fit + masks.outer)
+            found, _ = self._train(stages, name, u, masks.fit + masks.outer)
             yield found
             if found.loss >= before:
                 return
@@ -209,17 +216,13 @@ class Online(Engine):
         if not space.is_per_row or self.meter.share >= BASELINE_SHARE:
             return
         keep = stages.run("filter", self.filter_rows)["keep"]
-        kept = row_mask(problem, keep)
-        fits = {"out-of-fold filter": masks.fit * kept}
-        if problem.has_validation:
-            fits["out-of-fold filter, with validation rows"] = masks.fit * kept + masks.outer
         u = filter_start(problem, self.centre, keep)
-        for name, fit in fits.items():
-            before = self.lowest
-            found = self._train(stages, name, space.start, fit)
-            yield evolve(found, u=u)
-            if found.loss < before:
-                self.centre = u
+        before = self.lowest
+        fit = masks.fit * row_mask(problem, keep) + masks.outer
+        found, _ = self._train(stages, "out-of-fold filter", space.start, fit)
+        yield evolve(found, u=u[-1])
+        if found.loss < before:
+            self.centre = u
 
     def _learn(self, stages: Stages) -> Iterator[Candidate]:
         """Train with moving u, in restarts, until the share of learning is spent; then fix u."""
@@ -238,28 +241,17 @@ class Online(Engine):
             best = found if best is None else best.merge(found, masks)
             number += 1
         yield _candidate("learned during training", attrs.asdict(best), False)
-        fits = {"learned, fixed": masks.fit}
-        if problem.has_validation:
-            fits["learned, fixed, with validation rows"] = masks.fit + masks.outer
-        left = len(fits)
-        for name, fit in fits.items():
-            share = self.meter.share
-            if share >= 1:
-                return
-            end = share + max(0.02, (1 - share) / left)
-            left -= 1
-            stage = stages.run(name, partial(self.fixed, name, best.u, fit, end))
-            yield _candidate(name, stage, False)
+        if self.meter.share < 1:
+            stage = stages.run("learned, fixed", partial(self.fixed, best.u))
+            yield _candidate("learned, fixed", stage, False)
 
-    def _train(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> Candidate:
-        """Train a baseline; remember the lowest loss of all baselines."""
+    def _train(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> tuple[Candidate, int]:
+        """Train a baseline; return it with its number of steps."""
         stage = stages.run(name, partial(self.baseline, name, u, fit))
         self.left -= 1
         found = _candidate(name, stage, True)
-        if found.loss < self.lowest:
-            self.lowest = found.loss
-            self.best_step = int(stage["step"])
-        return found
+        self.lowest = min(self.lowest, found.loss)
+        return found, int(stage["step"])
 
     # --- the stages
 
@@ -298,19 +290,21 @@ class Online(Engine):
         trained, last = self.train(u, masks.fit, key, limit, masks.outer, mover)
         return {**attrs.asdict(trained), "last": last, **mover.state()}
 
-    def fixed(self, name: str, u: Tensor, fit: Tensor, limit: float) -> Stage:
-        """Train with the learned u of each replica."""
-        trained, _ = self.train(u, fit, self.key.fold(name), limit)
+    def fixed(self, u: Tensor) -> Stage:
+        """Train with the learned u of each replica, also on the validation rows."""
+        masks = self.problem.masks
+        limit = max(1.0, self.meter.share + 0.02)
+        key = self.key.fold("learned, fixed")
+        trained, _ = self.train(u, masks.fit + masks.outer, key, limit)
         return {"w": trained.w, "u": u, "judged": trained.judged}
 
     def filter_rows(self) -> Stage:
-        """Return which training rows the out-of-fold filter keeps."""
-        return {"keep": kept_rows(self.problem, *self.out_of_fold())}
+        """Return which training rows the out-of-fold filter of each replica keeps."""
+        return {"keep": kept_rows(self.problem, self.key.fold("filter"), self.quick)}
 
-    def out_of_fold(self, limit: float = BASELINE_SHARE) -> tuple[Tensor, Tensor]:
-        """Train on the other folds of the training rows; return w and the masks to judge on."""
+    def quick(self, fit: Tensor, limit: float = BASELINE_SHARE) -> Tensor:
+        """Train one model per mask for the steps of the best start; return w ``[R, d]``."""
         problem = self.problem
-        fit, held = fold_masks(problem, self.key.fold("filter"))
         w = problem.w0.expand(len(fit), -1)
         u = problem.space.start.expand(len(fit), -1)
         adam = Adam.of(w, self.rate)
@@ -322,7 +316,7 @@ class Online(Engine):
             self.meter.call(len(w))
             if self.meter.share >= limit:
                 break
-        return w, held
+        return w
 
     # --- one training
 

@@ -1,9 +1,12 @@
 """The out-of-fold filter: training without the rows that other rows find improbable.
 
-A baseline for weights of rows, and a start for learning them. It uses no validation row.
+A baseline for weights of rows, and a start for learning them. Each replica has its own filter: its
+models also train on the validation rows of the replica, and never on the rows that judge it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,10 +32,17 @@ def fold_masks(problem: TuningProblem, key: Key) -> tuple[Tensor, Tensor]:
     return (fold >= 0).to(problem.w0) - held, held
 
 
-def kept_rows(problem: TuningProblem, w: Tensor, held: Tensor) -> Tensor:
-    """Return a mask of the training rows with a low out-of-fold loss."""
-    losses = problem.losses_under(w, held)
-    return losses <= threshold(losses)
+def kept_rows(problem: TuningProblem, key: Key, solve: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return which training rows each replica keeps, ``[K + 1, training rows]``.
+
+    A row is kept if its out-of-fold loss is low. ``solve(fit)`` trains one model per mask of rows.
+    Without validation rows, all replicas have one filter, ``[1, training rows]``.
+    """
+    fit, held = fold_masks(problem, key)
+    outer = problem.masks.outer if problem.has_validation else torch.zeros_like(fit[:1])
+    w = solve((outer[:, None] + fit).flatten(0, 1))
+    losses = [problem.losses_under(own, held) for own in w.split(len(fit))]
+    return torch.stack([each <= threshold(each) for each in losses])
 
 
 def threshold(losses: Tensor) -> float:
@@ -57,16 +67,16 @@ def threshold(losses: Tensor) -> float:
 
 
 def row_mask(problem: TuningProblem, keep: Tensor) -> Tensor:
-    """Return ``keep`` as a factor of all rows, ``[rows]``; validation rows are kept."""
-    kept = torch.ones(problem.total).to(problem.w0)
-    kept[: problem.train_size] = keep.to(kept)
+    """Return ``keep`` as a factor of all rows, ``[..., rows]``; validation rows are kept."""
+    kept = torch.ones(*keep.shape[:-1], problem.total).to(problem.w0)
+    kept[..., : problem.train_size] = keep.to(kept)
     return kept
 
 
 def filter_start(problem: TuningProblem, u: Tensor, keep: Tensor) -> Tensor:
-    """Return u with weights of rows that follow the filter."""
-    parts = problem.space.parts(u)
+    """Return u of each replica, with weights of rows that follow its filter, ``[K + 1, m]``."""
+    parts = problem.space.parts(u.expand(len(keep), -1))
     for name, part in parts.items():
         if problem.space.blocks[name].is_per_row:
             parts[name] = torch.where(keep, KEPT, REMOVED).to(part)
-    return torch.cat(list(parts.values()))
+    return torch.cat(list(parts.values()), 1)

@@ -22,7 +22,7 @@ def squares(x: Tree, batch: Tree) -> Tensor:
 def line_problem(f: Any = None, **changes: Any) -> Problem:
     """Least squares with a weight per row; a quarter of the rows has another sign."""
     draw = torch.Generator().manual_seed(0)
-    a = torch.randn(90, 3, generator=draw)
+    a = torch.randn(90, 6, generator=draw)
     y = a.sum(1) + 0.3 * torch.randn(90, generator=draw)
     y[:60:4] = -3 * y[:60:4]
 
@@ -31,7 +31,7 @@ def line_problem(f: Any = None, **changes: Any) -> Problem:
 
     arguments = {
         "theta0": {"logits": torch.zeros(60)},
-        "x0": {"w": torch.zeros(3)},
+        "x0": {"w": torch.zeros(6)},
         "g": g,
         "f": f or (lambda theta, x, batch: squares(x, batch).mean()),
         "lower_data": {"a": a[:60], "y": y[:60]},
@@ -57,7 +57,7 @@ def test_rows_with_another_sign_get_small_weights() -> None:
     weights = theta["logits"].sigmoid()
     wrong = torch.arange(60) % 4 == 0
     assert float(weights[wrong].mean()) < 0.5 * float(weights[~wrong].mean())
-    torch.testing.assert_close(x["w"], torch.ones(3), atol=0.1, rtol=0)
+    torch.testing.assert_close(x["w"], torch.ones(6), atol=0.1, rtol=0)
     assert records[-1]["stage"] == "final"
     losses = [record["held_out_loss"] for record in records if "held_out_loss" in record]
     assert losses[-1] < 0.2 * losses[0]

@@ -404,7 +404,7 @@ def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> 
     assert float(decay[:2].max()) < float(decay[2:].median())
     rows = {row.name: row for row in result.table}
     assert {"start", "shared level"} == {row.name for row in result.table if row.is_baseline}
-    assert rows["reweighted"].test_loss < 0.95 * rows["shared level"].test_loss
+    assert rows["reweighted"].test_loss < 0.97 * rows["shared level"].test_loss
     assert rows["reweighted, squared"].loss < 0.97 * rows["reweighted"].loss
     assert result.test_loss is not None
     loss = squares(result.model, sparse_rows(500, seed=2)).mean()

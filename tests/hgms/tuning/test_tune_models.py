@@ -56,7 +56,7 @@ def test_a_hugging_face_model_is_tuned_by_the_online_engine() -> None:
         token_rows(60, 0),
         token_rows(40, 1),
         learn=DECAY,
-        budget="100 steps",
+        budget="200 steps",
         batch_size=50,
         folds=2,
     )
