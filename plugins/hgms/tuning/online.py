@@ -155,6 +155,9 @@ class Online(Engine):
     ----------
     lowest
         The lowest held-out loss of a baseline so far.
+    best_step, best_cost
+        The steps of the best start up to its checkpoint, and the share of the budget that these
+        steps have used.
     """
 
     batch_size: int | None = None
@@ -164,6 +167,7 @@ class Online(Engine):
     left: int = field(default=0, init=False)
     lowest: float = field(default=math.inf, init=False)
     best_step: int = field(default=LONGEST, init=False)
+    best_cost: float = field(default=0.0, init=False)
 
     # --- the order of the stages
 
@@ -184,14 +188,14 @@ class Online(Engine):
         masks, space = problem.masks, problem.space
         self.left = len(SHARES) + problem.has_validation
         self.left += 2 * bool(space.is_penalty.any()) + space.is_per_row
-        steps: dict[float, tuple[float, int]] = {}
+        trained: dict[float, tuple[float, int, float]] = {}
         for share in SHARES:
             self.rate = share * self.fastest
             name = f"start, rate {self.rate:.2g}"
-            found, step = self._train(stages, name, space.start, masks.fit + masks.outer)
-            steps[found.loss] = (self.rate, step)
+            found, stage = self._train(stages, name, space.start, masks.fit + masks.outer)
+            trained[found.loss] = (self.rate, stage["step"], stage["cost"])
             yield found
-        self.rate, self.best_step = steps[min(steps)]
+        self.rate, self.best_step, self.best_cost = trained[min(trained)]
 
     def _shared_levels(self, stages: Stages) -> Iterator[Candidate]:
         """Shift all penalties up while the held-out loss falls; learning starts at the best."""
@@ -245,13 +249,13 @@ class Online(Engine):
             stage = stages.run("learned, fixed", partial(self.fixed, best.u))
             yield _candidate("learned, fixed", stage, False)
 
-    def _train(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> tuple[Candidate, int]:
-        """Train a baseline; return it with its number of steps."""
+    def _train(self, stages: Stages, name: str, u: Tensor, fit: Tensor) -> tuple[Candidate, Stage]:
+        """Train a baseline; return it, and the result of its stage."""
         stage = stages.run(name, partial(self.baseline, name, u, fit))
         self.left -= 1
         found = _candidate(name, stage, True)
         self.lowest = min(self.lowest, found.loss)
-        return found, int(stage["step"])
+        return found, stage
 
     # --- the stages
 
@@ -281,7 +285,10 @@ class Online(Engine):
         count = len(self.problem.masks.group)
         each = u.expand(count, -1)
         trained, _ = self.train(each, fit, self.key.fold(name), limit, is_baseline=True)
-        return {"w": trained.w, "u": u, "judged": trained.judged, "step": trained.step}
+        useful = trained.step / (trained.step + STALLED * CHECK)
+        cost = useful * (self.meter.share - now)
+        found = {"w": trained.w, "u": u, "judged": trained.judged}
+        return {**found, "step": trained.step, "cost": cost}
 
     def restart(self, number: int, u: Tensor, mover: Mover, limit: float) -> Stage:
         """Train from the initial parameters, with moving u."""
@@ -299,8 +306,15 @@ class Online(Engine):
         return {"w": trained.w, "u": u, "judged": trained.judged}
 
     def filter_rows(self) -> Stage:
-        """Return which training rows the out-of-fold filter of each replica keeps."""
-        return {"keep": kept_rows(self.problem, self.key.fold("filter"), self.quick)}
+        """Return which training rows the out-of-fold filter of each replica keeps.
+
+        K models per replica train as long as the best start. If they would exceed the share of the
+        baselines, all replicas share one filter, because short training makes a filter useless.
+        """
+        cost = self.problem.masks.folds * self.best_cost
+        fits = self.meter.share + cost <= BASELINE_SHARE
+        key = self.key.fold("filter")
+        return {"keep": kept_rows(self.problem, key, self.quick, each=fits)}
 
     def quick(self, fit: Tensor, limit: float = BASELINE_SHARE) -> Tensor:
         """Train one model per mask for the steps of the best start; return w ``[R, d]``."""

@@ -1,7 +1,8 @@
 """The out-of-fold filter: training without the rows that other rows find improbable.
 
 A baseline for weights of rows, and a start for learning them. Each replica has its own filter: its
-models also train on the validation rows of the replica, and never on the rows that judge it.
+models also train on the validation rows of the replica, and never on the rows that judge it. If the
+budget is too small for this, all replicas share a filter that uses no validation row.
 """
 
 from __future__ import annotations
@@ -32,17 +33,21 @@ def fold_masks(problem: TuningProblem, key: Key) -> tuple[Tensor, Tensor]:
     return (fold >= 0).to(problem.w0) - held, held
 
 
-def kept_rows(problem: TuningProblem, key: Key, solve: Callable[[Tensor], Tensor]) -> Tensor:
+def kept_rows(
+    problem: TuningProblem, key: Key, solve: Callable[[Tensor], Tensor], *, each: bool = True
+) -> Tensor:
     """Return which training rows each replica keeps, ``[K + 1, training rows]``.
 
     A row is kept if its out-of-fold loss is low. ``solve(fit)`` trains one model per mask of rows.
-    Without validation rows, all replicas have one filter, ``[1, training rows]``.
+    Without ``each`` or validation rows, all replicas have one filter, ``[1, training rows]``, whose
+    models use no validation row.
     """
     fit, held = fold_masks(problem, key)
-    outer = problem.masks.outer if problem.has_validation else torch.zeros_like(fit[:1])
+    own = each and problem.has_validation
+    outer = problem.masks.outer if own else torch.zeros_like(fit[:1])
     w = solve((outer[:, None] + fit).flatten(0, 1))
-    losses = [problem.losses_under(own, held) for own in w.split(len(fit))]
-    return torch.stack([each <= threshold(each) for each in losses])
+    losses = [problem.losses_under(models, held) for models in w.split(len(fit))]
+    return torch.stack([part <= threshold(part) for part in losses])
 
 
 def threshold(losses: Tensor) -> float:

@@ -367,6 +367,24 @@ def test_only_curvature_beyond_rounding_is_negative() -> None:
         conjugate_gradients(partial(product, shift=-1e-3), flat, share, 1e-4, 20)
 
 
+def test_the_shared_level_is_better_than_the_levels_next_to_it() -> None:
+    learn = {"decay": hgms.hyper.PerInput(init=0.01)}
+    problem = build(linear(), squares, sparse_rows(), None, learn, 4, 0).problem
+    engine = Implicit(problem, Meter(hgms.Budget("10000 steps"), 1))
+    engine.scale = 1.0
+    masks = problem.masks
+
+    def outer_loss(u: Tensor) -> float:
+        w = engine.solve(problem.w0.expand(len(masks.group), -1), u[masks.group], masks.fit)
+        own = masks.group == masks.folds
+        return float(problem.losses_under(w[own], masks.outer[own]).sum())
+
+    u = engine.scan()["u"]
+    here = outer_loss(u)
+    for shift in (-1, 1):
+        assert outer_loss(u + shift) > here
+
+
 # --- roles of the rows
 
 
@@ -384,6 +402,36 @@ def test_judged_rows_are_used_by_no_other_role(validation: int | None) -> None:
     judged = masks.held.sum(0)
     first = 0 if validation is None else problem.train_size
     assert judged.tolist() == [0.0] * first + [1.0] * (problem.total - first)
+
+
+def test_the_filter_of_a_replica_does_not_use_the_rows_that_judge_it() -> None:
+    train, upper = sparse_rows(60, 4), sparse_rows(30, 4, seed=1)
+    train["y"][::4] *= -3
+    learn = {"rows": hgms.hyper.PerRow()}
+
+    def kept(validation: dict[str, Tensor]) -> Tensor:
+        problem = build(linear(4), squares, train, validation, learn, 3, 0).problem
+        engine = Implicit(problem, Meter(hgms.Budget("1000 steps"), 1))
+        engine.scale = 1.0
+        return engine.filter_rows()["keep"]
+
+    first = build(linear(4), squares, train, upper, learn, 3, 0).problem.masks.held[0]
+    changed = {name: column.clone() for name, column in upper.items()}
+    changed["y"][first[60:] > 0] += 20.0
+    keep, after = kept(upper), kept(changed)
+    assert keep.shape == (4, 60)
+    assert int(keep[-1, ::4].sum()) < 3
+    assert torch.equal(after[0], keep[0])
+    assert not torch.equal(after[1:], keep[1:])
+
+
+@pytest.mark.parametrize(("cost", "filters"), [(0.01, 4), (0.2, 1)])
+def test_a_filter_per_replica_must_fit_into_the_budget(cost: float, filters: int) -> None:
+    learn = {"rows": hgms.hyper.PerRow()}
+    problem = build(network(), entropies, class_rows(60), class_rows(30, 1), learn, 3, 0).problem
+    engine = Online(problem, Meter(hgms.Budget("1000 steps"), 4))
+    engine.rate, engine.best_step, engine.best_cost = 0.01, 5, cost
+    assert engine.filter_rows()["keep"].shape == (filters, 60)
 
 
 # --- results
