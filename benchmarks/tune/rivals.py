@@ -132,7 +132,7 @@ class Newton(Objective):
 
     def out_of_fold(self) -> tuple[Tensor, Tensor]:
         fit, held = fold_masks(self.problem, Key(0).fold("filter"))
-        return self.engine.quick(fit), held
+        return self.engine.models_at_start(fit), held
 
     def test_loss(self) -> float:
         """Train on all rows with the best u, outside the budget; return the loss of test rows."""
@@ -172,7 +172,7 @@ class EarlyStopped(Objective):
 
     def out_of_fold(self) -> tuple[Tensor, Tensor]:
         fit, held = fold_masks(self.problem, self.engine.key.fold("filter"))
-        return self.engine.quick(fit, 1.0), held
+        return self.engine.models_at_start(fit, 1.0), held
 
     def test_loss(self) -> float:
         return self.problem.mean_loss(self.w, self.test_rows)

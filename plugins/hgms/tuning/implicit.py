@@ -233,9 +233,9 @@ class Implicit(Engine):
 
     def filter_rows(self) -> Stage:
         """Return which training rows the out-of-fold filter of each replica keeps."""
-        return {"keep": kept_rows(self.problem, Key(0).fold("filter"), self.quick)}
+        return {"keep": kept_rows(self.problem, Key(0).fold("filter"), self.models_at_start)}
 
-    def quick(self, fit: Tensor) -> Tensor:
+    def models_at_start(self, fit: Tensor) -> Tensor:
         """Train one model per mask with the values at the start; return w ``[R, d]``."""
         problem = self.problem
         u = problem.space.start.expand(len(fit), -1)

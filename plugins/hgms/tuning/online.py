@@ -314,9 +314,9 @@ class Online(Engine):
         cost = self.problem.masks.folds * self.best_cost
         fits = self.meter.share + cost <= BASELINE_SHARE
         key = self.key.fold("filter")
-        return {"keep": kept_rows(self.problem, key, self.quick, each=fits)}
+        return {"keep": kept_rows(self.problem, key, self.models_at_start, each=fits)}
 
-    def quick(self, fit: Tensor, limit: float = BASELINE_SHARE) -> Tensor:
+    def models_at_start(self, fit: Tensor, limit: float = BASELINE_SHARE) -> Tensor:
         """Train one model per mask for the steps of the best start; return w ``[R, d]``."""
         problem = self.problem
         w = problem.w0.expand(len(fit), -1)
