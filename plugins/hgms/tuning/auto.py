@@ -163,9 +163,6 @@ class Auto:
     name: ClassVar[str] = "auto"
     needs: ClassVar[frozenset[str]] = frozenset({"row-weights", "validation-rows"})
     capabilities: ClassVar[Capabilities] = frozenset({Finishes, HasTestingInstance})
-    testing_failures: ClassVar[Mapping[str, str]] = {
-        "optimum": "training on the validation rows is best there, so θ stays at its start"
-    }
 
     budget: str = field(default="600 steps", validator=_budget)
     engine: Literal["auto", "implicit", "online"] = "auto"
