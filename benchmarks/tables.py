@@ -381,8 +381,11 @@ def lower_state() -> str:
 def lower_restarts() -> str:
     """Compare the paper's settings with a restarted lower level to the paper's accuracies."""
     rows = [row for row in published_figures.rows(rows_of) if row[1].endswith("restarts")]
-    table = [[name, metric, paper, ours, mark] for name, _, metric, paper, _, ours, mark in rows]
-    return markdown(["method", "metric", "paper", "ours", "mark"], table)
+    table = [
+        [task.split(",")[1].strip(), name, metric, paper, ours, mark]
+        for name, task, metric, paper, _, ours, mark in rows
+    ]
+    return markdown(["noise", "method", "metric", "paper", "ours", "mark"], table)
 
 
 def cleaning_speed() -> str:
