@@ -188,14 +188,16 @@ class Online(Engine):
         masks, space = problem.masks, problem.space
         self.left = len(SHARES) + problem.has_validation
         self.left += 2 * bool(space.is_penalty.any()) + space.is_per_row
-        trained: dict[float, tuple[float, int, float]] = {}
+        trials: list[tuple[float, float, Stage]] = []
         for share in SHARES:
             self.rate = share * self.fastest
             name = f"start, rate {self.rate:.2g}"
             found, stage = self._train(stages, name, space.start, masks.fit + masks.outer)
-            trained[found.loss] = (self.rate, stage["step"], stage["cost"])
+            trials.append((found.loss, self.rate, stage))
             yield found
-        self.rate, self.best_step, self.best_cost = trained[min(trained)]
+        _, self.rate, best = min(trials, key=lambda trial: trial[0])
+        self.best_step = best["step"]
+        self.best_cost = best["cost"]
 
     def _shared_levels(self, stages: Stages) -> Iterator[Candidate]:
         """Shift all penalties up while the held-out loss falls; learning starts at the best."""

@@ -452,9 +452,11 @@ def test_sparse_regression_learns_larger_penalties_for_irrelevant_features() -> 
     assert float(decay[:2].max()) < float(decay[2:].median())
     rows = {row.name: row for row in result.table}
     assert {"start", "shared level"} == {row.name for row in result.table if row.is_baseline}
+    assert rows["reweighted"].test_loss < 0.95 * rows["start"].test_loss
     assert rows["reweighted"].test_loss < 0.97 * rows["shared level"].test_loss
     assert rows["reweighted, squared"].loss < 0.97 * rows["reweighted"].loss
     assert result.test_loss is not None
+    assert result.test_loss < 0.95 * rows["shared level"].test_loss
     loss = squares(result.model, sparse_rows(500, seed=2)).mean()
     assert float(loss.detach()) == pytest.approx(result.test_loss, rel=1e-5)
 
