@@ -169,7 +169,6 @@ def test_only_definitions_excuse_failures() -> None:
     assert {name: checks for name, checks in excused.items() if checks} == {
         "solver-identity": {"dense-solve"},
         "selector-first": {"permutation"},
-        "method-auto": {"optimum"},
         "method-doremi": {"optimum"},
         "method-random-rows": {"optimum"},
         "hypergradient-one-step": one_step,
