@@ -15,7 +15,9 @@ from typing import Any
 
 from hgms.results.statistics import Interval, spell
 
-FILE = Path(__file__).resolve().parent / "published_figures.toml"
+FOLDER = Path(__file__).resolve().parent
+FILE = FOLDER / "published_figures.toml"
+CELLS = FOLDER / "paper" / "cells.toml"
 HEAD = ("method", "task", "metric", "published", "source", "ours", "mark")
 
 Records = Callable[[str], Sequence[Mapping[str, Any]]]
@@ -65,12 +67,50 @@ def ours(
 def mark(theirs: Interval, mine: Interval | None, protocol: Mapping[str, Any]) -> str:
     if mine is None:
         return "not run" + (f": {protocol['not_run']}" if "not_run" in protocol else "")
-    if "differs" in protocol:
-        return "not the same protocol"
+    return "not the same protocol" if "differs" in protocol else verdict(theirs, mine)
+
+
+def verdict(theirs: Interval, mine: Interval) -> str:
+    """Return ``reproduced``, ``above`` or ``below``."""
     widths = [0.0 if math.isnan(side.half_width) else side.half_width for side in (theirs, mine)]
     if abs(mine.mean - theirs.mean) <= math.hypot(*widths):
         return "reproduced"
     return "above" if mine.mean > theirs.mean else "below"
+
+
+def cells(records: Records) -> list[list[str]]:
+    """Return a line per cell of the paper's MNIST tables and variant that was run.
+
+    A line has test and training accuracy: the paper's, ours, and the verdict.
+    """
+    table = tomllib.loads(CELLS.read_text(encoding="utf-8"))
+    lines = []
+    for cell in table["cell"]:
+        prefix = "balanced_" if cell["task"] == "imbalanced" else ""
+        found = []
+        for variant in table["variant"]:
+            runs = [
+                row
+                for row in records(variant["records"])
+                if (row["task"].split(",")[0], row["method"]) == (cell["task"], cell["method"])
+            ]
+            if not runs:
+                continue
+            line = [variant["name"]]
+            for part in ("test", "train"):
+                values = [100 * row[f"metric.{part}_{prefix}accuracy"] for row in runs]
+                mine = Interval.of(values)
+                line += [_cell(cell[part]), f"{mine.mean:.2f} ± {mine.half_width:.2f}"]
+                line += [verdict(Interval(*cell[part], 1), mine)]
+            found.append(line)
+        nothing = ["not run", _cell(cell["test"]), "–", "–", _cell(cell["train"]), "–", "–"]
+        lines += [[cell["task"], f"`{cell['method']}`", *line] for line in found or [nothing]]
+    return lines
+
+
+def _cell(pair: Sequence[float]) -> str:
+    mean, half_width = pair
+    return f"{mean:.2f} ± {half_width:.2f}"
 
 
 def rows(records: Records) -> list[list[str]]:

@@ -62,3 +62,31 @@ def test_the_mark_is_by_the_interval_of_the_difference(
     _, mine = published.ours({"method": "a", **figure}, PROTOCOL, records)
     assert (mine.mean, mine.half_width) == pytest.approx((90.0, 4.302653 / math.sqrt(3)))
     assert published.mark(published.published(figure), mine, PROTOCOL | more) == mark
+
+
+def test_a_cell_of_the_paper_has_a_line_per_variant_with_runs() -> None:
+    runs = [
+        {
+            "task": "cleaning-0.4, budget 312 outer steps",
+            "method": "hg-ms",
+            "metric.test_accuracy": 0.86 + 0.01 * seed,
+            "metric.train_accuracy": 0.83 + 0.01 * seed,
+        }
+        for seed in range(3)
+    ]
+    lines = published.cells(lambda name: runs if name == "cleaning-moments" else [])
+    assert len({(task, method) for task, method, *_ in lines}) == len(lines) == 20
+    ran = [line for line in lines if line[2] != "not run"]
+    assert ran == [
+        [
+            "cleaning-0.4",
+            "`hg-ms`",
+            "new moments in every step",
+            "86.98 ± 1.02",
+            "87.00 ± 2.48",
+            "reproduced",
+            "89.00 ± 1.60",
+            "84.00 ± 2.48",
+            "below",
+        ]
+    ]
