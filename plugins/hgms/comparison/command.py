@@ -147,15 +147,21 @@ def compare(
         "reference": reference,
         "baselines": False if no_baselines else None,
     }
-    table = {"baselines": True, **table}
-    table |= {key: value for key, value in flags.items() if value is not None}
+    flags = {key: value for key, value in flags.items() if value is not None}
+    table = {"baselines": True, **table, **flags}
     where, sets = stated_executor(executor, address, jobs, sets, registry.host)
     sets = [*sets, *track, *([] if out is None else [f"run.out={json.dumps(out)}"])]
     if grid is None:
-        loaded = load(table, source=FLAGS, sets=sets, registry=registry)
+        loaded = load(table, source=FLAGS, options=flags, sets=sets, registry=registry)
     else:
         loaded = load(
-            table, source=grid.name, sets=sets, tasks=tasks, methods=methods, registry=registry
+            table,
+            source=grid.name,
+            options=flags,
+            sets=sets,
+            tasks=tasks,
+            methods=methods,
+            registry=registry,
         )
     if dry_run:
         rows = listing(loaded)

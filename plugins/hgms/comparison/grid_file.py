@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -127,6 +127,7 @@ def load(
     tasks: Sequence[str] = (),
     methods: Sequence[str] = (),
     scale: str | None = None,
+    options: Collection[str] = (),
     registry: Registry | None = None,
     objects: Objects | None = None,
 ) -> Grid:
@@ -137,15 +138,17 @@ def load(
 
     ``sets`` are ``task.FIELD=…`` and ``method.FIELD=…`` (all tasks or methods), ``LABEL.FIELD=…``
     (one task or method), or a key of the top level. ``objects`` are the tasks and methods whose
-    tables contain only a name and a label, by kind and label.
+    tables contain only a name and a label, by kind and label. ``options`` are the keys of ``table``
+    that are from the command line.
 
     Raises
     ------
     ConfigError
-        Or an ErrorGroup with all errors. Places begin with ``source`` if it is a file; entries are
-        named by their labels: ``("grid.toml", "method", "hg-ms", "outer", "lr")``.
+        Or an ErrorGroup with all errors. Places begin with ``source`` if it is a file, or are an
+        option (``--seeds``); entries are named by their labels: ``("grid.toml", "method",
+        "hg-ms", "outer", "lr")``.
     """
-    return _Loader(source, registry or Registry.load(), objects or {}).load(
+    return _Loader(source, options, registry or Registry.load(), objects or {}).load(
         apply_scale(table, scale, source), list(sets), tasks, methods
     )
 
@@ -153,8 +156,11 @@ def load(
 class _Loader:
     """Build a grid and collect the errors."""
 
-    def __init__(self, where: str, registry: Registry, objects: Objects) -> None:
+    def __init__(
+        self, where: str, options: Collection[str], registry: Registry, objects: Objects
+    ) -> None:
         self.where = where
+        self.options = options
         self.root = root_of(where)
         self.registry = registry
         self.objects = objects
@@ -239,12 +245,20 @@ class _Loader:
         Return ``None`` if that fails; its errors are collected.
         """
         built = None
-        with collect_errors(self.errors, *self.place(*place)):
+        found: list[HgmsError] = []
+        with collect_errors(found):
             built = structure(table, wanted, self.registry, traits)
+        for error in found:
+            error.place = self.place(*place, *error.place)
+        self.errors += found
         return built
 
     def place(self, *path: str | int) -> Place:
-        """Return the place of a value in the file, or in the arguments of :func:`compare`."""
+        """Return the place of a value: its option, or the path in the file or in the arguments of
+        :func:`compare`.
+        """
+        if path and path[0] in self.options:
+            return (f"--{path[0]}",)
         if self.where == PYTHON and path:
             return (ARGUMENTS.get(path[0], path[0]), *path[1:])
         return (*self.root, *path)

@@ -44,13 +44,13 @@ def test_flags_alone_make_a_grid(hgms: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stated"),
     [
-        ([*WALK, "--budget", "0s"], "(budget.seconds)"),
+        ([*WALK, "--budget", "0s"], "(--budget)"),
         (WALK, "(budget)"),
-        ([*WALK, "--budget", "1e999 steps"], "(budget)"),
+        ([*WALK, "--budget", "1e999 steps"], "(--budget)"),
         ([*TASK, *BUDGET, "--methods", "wlak"], "(method.wlak.name)"),
         ([*WALK, *BUDGET, "--seeds", "5-3"], "'--seeds'"),
         ([*WALK, *BUDGET, "--seeds", "0-99999999999"], "'--seeds'"),
-        ([*WALK, *BUDGET, "--seeds", "99999999999"], "(seeds)"),
+        ([*WALK, *BUDGET, "--seeds", "99999999999"], "(--seeds)"),
         ([*WALK, *BUDGET, "--scale", "cpu"], "(--scale cpu)"),
         ([*WALK, *BUDGET, "--out", "file"], "(file)"),
         ([*WALK, *BUDGET, "--set", "rows=3"], "(--set rows=3)"),

@@ -45,8 +45,11 @@ on.wide.move.lr = 0.2
 """
 
 
+NAMES = ("sets", "tasks", "methods", "options")
+
+
 def grid(text: str = TEXT, **changes: Any) -> Grid:
-    names = {key: changes.pop(key) for key in ("sets", "tasks", "methods") if key in changes}
+    names = {key: changes.pop(key) for key in NAMES if key in changes}
     return load({**tomllib.loads(text), **changes}, source="grid.toml", **names)
 
 
@@ -164,6 +167,17 @@ def test_what_is_wrong_is_said(
     with pytest.raises(ConfigError) as caught:
         grid(**changes)
     assert (code, place) in [(error.code, error.place) for error in caught.value.errors]
+
+
+def test_the_place_of_a_value_of_the_command_line_is_its_option() -> None:
+    with rejects("several-errors", of=ErrorGroup) as caught:
+        grid(budget="5x", seeds=0, reference="nobody", metric="m", options=("seeds", "reference"))
+    assert {error.place for error in caught.value.errors} == {
+        ("--seeds",),
+        ("--reference",),
+        (FILE, "budget"),
+        (FILE, "metric"),
+    }
 
 
 def test_everything_wrong_is_said_at_once() -> None:
