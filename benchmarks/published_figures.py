@@ -81,7 +81,7 @@ def verdict(theirs: Interval, mine: Interval) -> str:
 def cells(records: Records) -> list[list[str]]:
     """Return a line per cell of the paper's MNIST tables and variant that was run.
 
-    A line has test and training accuracy: the paper's, ours, and the verdict.
+    A line has test and training accuracy: the paper's, ours, and the verdict; one seed has none.
     """
     table = tomllib.loads(CELLS.read_text(encoding="utf-8"))
     lines = []
@@ -100,8 +100,12 @@ def cells(records: Records) -> list[list[str]]:
             for part in ("test", "train"):
                 values = [100 * row[f"metric.{part}_{prefix}accuracy"] for row in runs]
                 mine = Interval.of(values)
-                line += [_cell(cell[part]), f"{mine.mean:.2f} ± {mine.half_width:.2f}"]
-                line += [verdict(Interval(*cell[part], 1), mine)]
+                line.append(_cell(cell[part]))
+                if len(values) > 1:
+                    line.append(_cell((mine.mean, mine.half_width)))
+                    line.append(verdict(Interval(*cell[part], 1), mine))
+                else:
+                    line += [f"{mine.mean:.2f}", "one seed"]
             found.append(line)
         nothing = ["not run", _cell(cell["test"]), "–", "–", _cell(cell["train"]), "–", "–"]
         lines += [[cell["task"], f"`{cell['method']}`", *line] for line in found or [nothing]]
