@@ -16,7 +16,7 @@ PLACES: Places = {
     "hgms.methods.keep_best": "KeepBest",
     "hgms.methods.learned_start": "LearnedStart",
     "hgms.methods.random_theta": "RandomTheta",
-    "hgms.methods.reweighting": "Agreement LearningToReweight MwNet SmallLoss",
+    "hgms.methods.reweighting": "Agreement LearningToReweight MwNet OutOfFoldFilter SmallLoss",
     "hgms.methods.initial_theta": "StartingAt",
     "hgms.methods.tilt": "Tilted",
     "hgms.methods.validation_only": "ValidationOnly",

@@ -9,6 +9,7 @@ from hgms.methods.random_theta import RandomTheta as RandomTheta
 from hgms.methods.reweighting import Agreement as Agreement
 from hgms.methods.reweighting import LearningToReweight as LearningToReweight
 from hgms.methods.reweighting import MwNet as MwNet
+from hgms.methods.reweighting import OutOfFoldFilter as OutOfFoldFilter
 from hgms.methods.reweighting import SmallLoss as SmallLoss
 from hgms.methods.tilt import Tilted as Tilted
 from hgms.methods.validation_only import ValidationOnly as ValidationOnly

@@ -7,6 +7,7 @@ from attrs import evolve
 from hgms.methods.hg_ms import HG_MS, HG_MS_TILTED, ONE_BRANCH
 from hgms.methods.initial_theta import StartingAt
 from hgms.methods.random_theta import RandomTheta
+from hgms.methods.reweighting import OutOfFoldFilter
 from hgms.methods.tilt import Tilted
 from hgms.methods.validation_only import ValidationOnly
 from hgms_core import Composition, hookimpl
@@ -86,6 +87,19 @@ VALIDATION_ONLY = Composition(
     testing_failures=STAYS,
 )
 
+OUT_OF_FOLD_FILTER = Composition(
+    name="out-of-fold-filter",
+    summary=(
+        "Removes lower rows that models of other rows find improbable, then trains like "
+        "uniform-tilted on the kept rows."
+    ),
+    source="no bilevel optimisation; Brodley and Friedl 1999.",
+    role="floor",
+    of=OutOfFoldFilter,
+    parts={"method": {"name": "uniform-tilted"}},
+    testing_failures=STAYS,
+)
+
 FIXED = Composition(
     name="fixed",
     summary=(
@@ -138,4 +152,5 @@ def hgms_register_methods() -> list[Composition]:
         UNIFORM_TILTED,
         ORACLE_JOINT,
         VALIDATION_ONLY,
+        OUT_OF_FOLD_FILTER,
     ]
