@@ -15,10 +15,21 @@ from support.helpers import F64, assert_same, finite_differences, normal, reject
 from support.row_weights import table, weighing
 from torch import Tensor
 
-from hgms.methods.reweighting import Agreement, LearningToReweight, MwNet, SmallLoss, base
+from hgms.generators import Branches
+from hgms.hypergradients import Fixed
+from hgms.methods.reweighting import (
+    Agreement,
+    LearningToReweight,
+    MwNet,
+    OutOfFoldFilter,
+    SmallLoss,
+    base,
+)
 from hgms.methods.reweighting.learning_to_reweight import alignments
 from hgms.methods.reweighting.mw_net import meta_gradient, weight_logits
-from hgms_core import Data, Key, Problem, Rows, Tree, detach
+from hgms.outer import Sgd
+from hgms.selectors import First
+from hgms_core import Data, Key, Pipeline, Problem, Rows, Tree, detach
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 NEAR = {"rtol": 1e-8, "atol": 1e-9}  # Adam divides by roots of small numbers
@@ -283,6 +294,61 @@ def test_agreement_is_training_and_choosing_by_turns() -> None:
     assert_same([state["x"], method.result(state)[0]["logits"]], [detach(own.x), logits], **NEAR)
     assert record["kept"] == kept.double().mean()
     assert costs(record) == [16, 32, 0, record["cost_rows"], 4]
+
+
+# --- the out-of-fold filter
+
+PIPELINE = Pipeline(
+    generator=Branches(), selector=First(), hypergradient=Fixed(), outer=Sgd(lr=1.0)
+)
+
+
+def test_the_filter_keeps_rows_that_models_of_other_folds_find_probable() -> None:
+    p = problem()
+    options = {"lr": 0.1, "tilt": 0.5, "share": 0.75, "upper_batch_size": None}
+    method = OutOfFoldFilter(method=PIPELINE, folds=3, steps=8, batch_size=BATCH, **options)
+    state, record = stepped(method, p, 1)
+
+    key = Key(0).fold("filter")
+    fold = key.fold("folds").indices(SIZE, SIZE, 1)[0].argsort() % 3
+    assert fold.bincount().tolist() == [10, 10, 10]
+    upper = [p.upper_data[role].whole for role in ("differentiate", "select")]
+    kept = torch.zeros(SIZE, dtype=torch.bool)
+    for number in range(3):
+        weight = torch.where(fold == number, -10.0, 10.0).double().sigmoid()
+        own_key = key.fold("fold", number)
+        own = Optimiser("Adam", p.initial(own_key), 0.1)
+        for step in range(8):
+            below = lower_rows(p, own_key.derive(), step)
+            fit = (weight[below["index"]] * losses(own.x, below)).mean()
+            joint = torch.cat([losses(own.x, rows) for rows in upper]).mean()
+            rate = 0.05 * (1 + math.cos(math.pi * step / 8))
+            own.step(fit + decay({}, own.x, below) + 0.5 * joint, rate)
+        usual = torch.quantile(losses(own.x, p.upper_data["stop"].whole), 0.75)
+        kept |= (fold == number) & (losses(own.x, p.lower_data.whole) <= usual)
+    assert 0 < kept.sum() < SIZE
+    theta, x = method.result(state)
+    assert_same(theta["logits"], torch.where(kept, 10.0, -10.0).double())
+
+    # afterwards it is the inner method at this θ
+    alone = evolve(p, theta0=theta)
+    first, inner = PIPELINE.step(alone, PIPELINE.init(alone, 0))
+    assert_same(x, first["x"])
+    extra = [own - other for own, other in zip(costs(record), costs(inner), strict=True)]
+    assert extra == [24, 48, 0, record["cost_rows"] - inner["cost_rows"], 6]
+    again, _ = method.step(p, state)
+    assert_same(again["x"], PIPELINE.step(alone, first)[0]["x"])
+
+
+def test_the_filter_needs_stop_rows_and_a_pipeline() -> None:
+    p = problem()
+    data = {role: rows for role, rows in p.upper_data.items() if role != "stop"}
+    with rejects("no-rows-for-role", "method"):
+        OutOfFoldFilter(method=PIPELINE).init(evolve(p, upper_data=data), 0)
+    with rejects("wrong-value", "method"):
+        OutOfFoldFilter(method=Agreement())
+    with rejects("out-of-range", "folds"):
+        OutOfFoldFilter(method=PIPELINE, folds=1)
 
 
 # --- all of them

@@ -58,6 +58,7 @@ STAY = {
     "random-theta",
     "uniform-tilted",
     "validation-only",
+    "out-of-fold-filter",
     "pbgd-free",
     "uniform-online",
 }
@@ -82,7 +83,7 @@ EXPECTED = {
         "fixed-point amigo lancbio stocbio darts sama mixflow kfac search random-search tpe v-pbgd "
         "g-pbgd scalebio bome f2sa meha pbgd-free v-pbgd-best-of-n scalebio-best-of-n "
         "learning-to-reweight mw-net doremi doge skill-it aioli hg-ms-online uniform-online "
-        "small-loss agreement auto"
+        "small-loss agreement out-of-fold-filter auto"
     ),
 }
 

@@ -12,8 +12,8 @@ from hgms.config import lowering
 from hgms.facts import needs_of
 from hgms.methods.inner_pipeline import Wrapper, around_a_pipeline
 from hgms.methods.reweighting import base, joint_training
-from hgms.rows import check_stop_rows, weighted_rows
-from hgms_core import Cost, Key, Method, Problem, Record, Rows, State, Tree, component
+from hgms.rows import weighted_rows
+from hgms_core import ConfigError, Cost, Key, Method, Problem, Record, Rows, State, Tree, component
 from hgms_core.validators import at_least, not_negative, optional_positive, positive, share
 
 
@@ -112,7 +112,13 @@ class OutOfFoldFilter(Wrapper):
 
     def init(self, problem: Problem, seed: int) -> State:
         weighted_rows(problem, self.name)
-        check_stop_rows(problem)
+        if "stop" not in problem.upper_data:
+            raise ConfigError(
+                "no-rows-for-role",
+                f"method {self.name!r} requires validation rows in the role 'stop', but there are "
+                "0",
+                place=("method",),
+            )
         return self.method.init(problem, seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
