@@ -97,7 +97,6 @@ OUT_OF_FOLD_FILTER = Composition(
     role="floor",
     of=OutOfFoldFilter,
     parts={"method": {"name": "uniform-tilted"}},
-    testing_failures=STAYS,
 )
 
 FIXED = Composition(

@@ -58,7 +58,6 @@ STAY = {
     "random-theta",
     "uniform-tilted",
     "validation-only",
-    "out-of-fold-filter",
     "pbgd-free",
     "uniform-online",
 }

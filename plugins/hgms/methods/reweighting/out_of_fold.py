@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
-from attrs import field
+from attrs import Attribute, field
 from torch import Tensor
 
 from hgms.config import lowering
-from hgms.facts import needs_of
-from hgms.methods.inner_pipeline import Wrapper, around_a_pipeline
+from hgms.facts import innermost, needs_of
 from hgms.methods.reweighting import base, joint_training
 from hgms.rows import weighted_rows
-from hgms_core import ConfigError, Cost, Key, Method, Problem, Record, Rows, State, Tree, component
+from hgms_core import (
+    ConfigError,
+    Cost,
+    Key,
+    Method,
+    Pipeline,
+    Problem,
+    Record,
+    Rows,
+    State,
+    Tree,
+    component,
+)
 from hgms_core.validators import at_least, not_negative, optional_positive, positive, share
+
+
+def _of_a_pipeline(_filter: object, attribute: Attribute[Any], value: Any) -> None:
+    if not isinstance(innermost(value), Pipeline):  # its state has `step`, `theta` and `cost`
+        raise ConfigError(
+            "wrong-value",
+            f"{attribute.name}={value.name!r} must be a pipeline, or a wrapper around a pipeline",
+            place=(attribute.name,),
+        )
 
 
 @final
 @component
-class OutOfFoldFilter(Wrapper):
+class OutOfFoldFilter:
     """Remove lower rows by out-of-fold losses before the first outer step, then run ``method``::
 
         x_j = Adam on 1/n Σ_{i: k(i) ≠ j} ℓ_i(x) + r(x) + ε f(x), from a newly drawn start
@@ -95,7 +115,7 @@ class OutOfFoldFilter(Wrapper):
 
     name: ClassVar[str] = "out-of-fold-filter"
 
-    method: Method = field(validator=around_a_pipeline)
+    method: Method = field(validator=_of_a_pipeline)
     folds: int = field(default=5, validator=at_least(2))
     steps: int = field(default=300, validator=positive)
     lr: float = field(default=1e-2, validator=positive)
@@ -127,6 +147,9 @@ class OutOfFoldFilter(Wrapper):
             cost = Cost(**state["cost"]) + spent
             state = {**state, "theta": theta, "cost": cost.numbers()}
         return self.method.step(problem, state, progress)
+
+    def result(self, state: State) -> tuple[Tree, Tree]:
+        return self.method.result(state)
 
     def _filter(self, problem: Problem, key: Key) -> tuple[Tree, Cost]:
         """Return the logits of the kept and the removed rows, and the cost of the filter."""
