@@ -385,6 +385,29 @@ def paper_cells() -> str:
     return markdown(head, published_figures.cells(rows_of))
 
 
+RATE_OF = {"v-pbgd": "generator.lr", "g-pbgd": "generator.lr", "iaptt-gm": "outer.start.lr"}
+
+
+def rate_scan() -> str:
+    """Return single runs of the paper's cells at ρ = 0.6 with several rates of the lower level."""
+    rows = [
+        (row["method_name"], float(row[f"setting.method.{RATE_OF[row['method_name']]}"]), row)
+        for row in rows_of("cleaning-rate-scan")
+    ]
+    table = [
+        [
+            f"`{method}`",
+            f"`{RATE_OF[method]}`",
+            f"{rate:g}",
+            str(row["seed"]),
+            f"{100 * row['metric.test_accuracy']:.2f}",
+            f"{100 * row['metric.train_accuracy']:.2f}",
+        ]
+        for method, rate, row in sorted(rows, key=lambda item: (item[0], -item[1]))
+    ]
+    return markdown(["method", "rate", "value", "seed", "test", "train"], table)
+
+
 def cleaning_speed() -> str:
     """Compare compiled steps with the fast route of products to eager steps with exact products, at
     equal seconds.
@@ -1016,6 +1039,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "open": open_questions,
     "winners": winners,
     **{name: partial(evidence, name) for name in CAMPAIGNS | EARLIER},
+    "rate-scan": rate_scan,
     "published": published,
     "cleaning-accuracy": cleaning_accuracy,
     "cleaning-references": cleaning_references,

@@ -7,7 +7,7 @@ The gradient in θ is computed from one number per source.
 from __future__ import annotations
 
 from hgms.rows.alignment import mixture_slope
-from hgms.rows.best_state import better_state, check_stop_rows
+from hgms.rows.best_state import better_state, check_stop_rows, require_stop_rows
 from hgms.rows.tables import join_rows, trained_on, weighted_rows
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "check_stop_rows",
     "join_rows",
     "mixture_slope",
+    "require_stop_rows",
     "trained_on",
     "weighted_rows",
 ]

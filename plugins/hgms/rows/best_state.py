@@ -21,6 +21,16 @@ def check_stop_rows(problem: Problem) -> None:
         )
 
 
+def require_stop_rows(problem: Problem, method: str) -> None:
+    """Require validation rows in the role ``stop`` for a method that always uses them."""
+    if "stop" not in problem.upper_data:
+        raise ConfigError(
+            "no-rows-for-role",
+            f"method {method!r} requires validation rows in the role 'stop', but there are 0",
+            place=("method",),
+        )
+
+
 def better_state(found: State, best: State | None) -> State:
     """Return the state with the lower loss. The host does not wait for an accelerator."""
     if best is None:

@@ -16,7 +16,7 @@ from hgms.config import lowering
 from hgms.methods.crossfit import fold_problem, weights
 from hgms.methods.crossfit.folds import Folds
 from hgms.methods.crossfit.lower import SharpnessAware, advance, branch, part
-from hgms.rows import trained_on, weighted_rows
+from hgms.rows import require_stop_rows, trained_on, weighted_rows
 from hgms_core import (
     Branch,
     Candidates,
@@ -139,13 +139,7 @@ class CrossFit:
 
     def init(self, problem: Problem, seed: int) -> State:
         weighted_rows(problem, self.name)
-        if "stop" not in problem.upper_data:
-            raise ConfigError(
-                "no-rows-for-role",
-                f"method {self.name!r} requires validation rows in the role 'stop', but there are "
-                "0",
-                place=("method",),
-            )
+        require_stop_rows(problem, self.name)
         size = trained_on(problem).size
         if size < 2 * self.count:
             raise ConfigError(

@@ -113,7 +113,8 @@ class Agreement:
         x = problem.initial(key)
         if not state["step"]:  # the first network is not trained: no lower row is selected
             x = problem.x0
-            theta = self._theta_of(problem, torch.zeros_like(theta[rows.leaf], dtype=torch.bool))
+            none = torch.zeros_like(theta[rows.leaf], dtype=torch.bool)
+            theta = base.theta_of_kept(problem, rows, none)
         training = joint_training.Training(
             steps=self.steps,
             lr=self.lr,
@@ -126,12 +127,8 @@ class Agreement:
         usual, more = base.usual_loss(self, problem, rows, x, self.share)
         fits = losses <= usual
         record: Record = {"upper_loss": upper, "lower_loss": lower, "kept": fits.double().mean()}
-        changes = {"x": x, "theta": self._theta_of(problem, fits)}
+        changes = {"x": x, "theta": base.theta_of_kept(problem, rows, fits)}
         return base.end_step(self, problem, state, changes, [x], cost + spent + more, record)
 
     def result(self, state: State) -> tuple[Tree, Tree]:
         return base.answer(self, state)
-
-    def _theta_of(self, problem: Problem, which: torch.Tensor) -> Tree:
-        rows = weighted_rows(problem, self.name)
-        return base.as_theta(problem, rows, base.LARGEST * (2.0 * which - 1))

@@ -238,6 +238,11 @@ def as_theta(problem: Problem, rows: Rows, logits: Tensor) -> Tree:
     return problem.project({**problem.theta0, rows.leaf: logits.to(leaf).clamp(-LARGEST, LARGEST)})
 
 
+def theta_of_kept(problem: Problem, rows: Rows, kept: Tensor) -> Tree:
+    """Return θ with the largest logit for kept rows, and the smallest for others."""
+    return as_theta(problem, rows, LARGEST * (2.0 * kept - 1))
+
+
 def end_step(
     method: Any,
     problem: Problem,

@@ -6,12 +6,11 @@ from typing import Any, ClassVar, final
 
 import torch
 from attrs import Attribute, field
-from torch import Tensor
 
 from hgms.config import lowering
 from hgms.facts import innermost, needs_of
 from hgms.methods.reweighting import base, joint_training
-from hgms.rows import weighted_rows
+from hgms.rows import require_stop_rows, weighted_rows
 from hgms_core import (
     ConfigError,
     Cost,
@@ -20,7 +19,6 @@ from hgms_core import (
     Pipeline,
     Problem,
     Record,
-    Rows,
     State,
     Tree,
     component,
@@ -93,7 +91,7 @@ class OutOfFoldFilter:
     >>> from hgms.hypergradients import Fixed
     >>> from hgms.outer import Sgd
     >>> from hgms.selectors import First
-    >>> from hgms_core import Pipeline
+    >>> from hgms_core import Pipeline, Rows
     >>> rows = Rows(losses=lambda x, batch: 0.5 * (x["x"] - batch["a"]).square())
     >>> problem = from_losses(
     ...     theta0={"logits": torch.zeros(4)},
@@ -132,13 +130,7 @@ class OutOfFoldFilter:
 
     def init(self, problem: Problem, seed: int) -> State:
         weighted_rows(problem, self.name)
-        if "stop" not in problem.upper_data:
-            raise ConfigError(
-                "no-rows-for-role",
-                f"method {self.name!r} requires validation rows in the role 'stop', but there are "
-                "0",
-                place=("method",),
-            )
+        require_stop_rows(problem, self.name)
         return self.method.init(problem, seed)
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
@@ -170,15 +162,11 @@ class OutOfFoldFilter:
         for number in range(self.folds):
             held = fold == number
             own = key.fold("fold", number)
-            theta = _theta_of(problem, rows, ~held)
+            theta = base.theta_of_kept(problem, rows, ~held)
             start = problem.initial(own)
             x, _, _, spent = joint_training.train(problem, self.name, theta, start, own, training)
             losses, more = base.all_losses(problem, rows, x)
             usual, last = base.usual_loss(self, problem, rows, x, self.share)
             kept |= held & (losses <= usual)
             cost += spent + more + last
-        return _theta_of(problem, rows, kept), cost
-
-
-def _theta_of(problem: Problem, rows: Rows, which: Tensor) -> Tree:
-    return base.as_theta(problem, rows, base.LARGEST * (2.0 * which - 1))
+        return base.theta_of_kept(problem, rows, kept), cost
