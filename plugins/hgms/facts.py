@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from hgms_core import ConfigError, Pipeline
 from hgms_core.capabilities import (
     DrawsChoice,
     Finishes,
@@ -101,6 +102,18 @@ def innermost(component: Any, field: str = "method") -> Any:
     while (inner := getattr(component, field, None)) is not None:
         component = inner
     return component
+
+
+def around_a_pipeline(_wrapper: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validate a field whose method must be a pipeline, or a wrapper around one, because the class
+    uses the state of a pipeline (``step``, ``theta``, ``cost``).
+    """
+    if not isinstance(innermost(value), Pipeline):
+        raise ConfigError(
+            "wrong-value",
+            f"{attribute.name}={value.name!r} must be a pipeline, or a wrapper around a pipeline",
+            place=(attribute.name,),
+        )
 
 
 def needs_of(component: object) -> frozenset[str]:

@@ -8,8 +8,8 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from hgms.facts import innermost
-from hgms.methods.inner_pipeline import Wrapper, another, around_a_pipeline
+from hgms.facts import around_a_pipeline, innermost
+from hgms.methods.inner_pipeline import Wrapper, another
 from hgms_core import (
     Batch,
     Cost,

@@ -7,8 +7,8 @@ from typing import ClassVar, final
 
 from attrs import evolve, field
 
-from hgms.facts import needs_of
-from hgms.methods.inner_pipeline import Wrapper, around_a_pipeline
+from hgms.facts import around_a_pipeline, needs_of
+from hgms.methods.inner_pipeline import Wrapper
 from hgms_core import ConfigError, Method, Problem, Sources, State, Tree, component, hookimpl
 from hgms_core.errors import unknown_name
 

@@ -1,14 +1,11 @@
-"""Wrappers of methods, and the pipeline inside a wrapper."""
+"""Wrappers of methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
-from attrs import Attribute
-
-from hgms.facts import innermost, needs_of
-from hgms_core import ConfigError, Method, Pipeline, Problem, Record, State, Tree
+from hgms.facts import needs_of
+from hgms_core import Method, Problem, Record, State, Tree
 
 
 class Wrapper:
@@ -43,15 +40,3 @@ def another(problem: Problem, key: Hashable, make: Callable[[], Problem]) -> Pro
     if key not in problem.kept:
         problem.kept[key] = make()
     return problem.kept[key]
-
-
-def around_a_pipeline(_wrapper: object, attribute: Attribute[Any], value: Any) -> None:
-    """Require that a wrapper's method is a pipeline, since the wrapper relies on a pipeline's
-    state.
-    """
-    if not isinstance(innermost(value), Pipeline):
-        raise ConfigError(
-            "wrong-value",
-            f"{attribute.name}={value.name!r} must be a pipeline, or a wrapper around a pipeline",
-            place=(attribute.name,),
-        )

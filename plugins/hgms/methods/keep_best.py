@@ -7,8 +7,7 @@ from typing import ClassVar, Literal, final
 import torch
 from attrs import field
 
-from hgms.facts import needs_of
-from hgms.methods.inner_pipeline import around_a_pipeline
+from hgms.facts import around_a_pipeline, needs_of
 from hgms.rows import better_state, check_stop_rows
 from hgms_core import Cost, Key, Method, Problem, Record, State, Tree, component, hookimpl
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, final
 
 from attrs import Attribute, evolve, field, validators
 
-from hgms.facts import innermost
-from hgms.methods.inner_pipeline import Wrapper, another, around_a_pipeline
+from hgms.facts import around_a_pipeline, innermost
+from hgms.methods.inner_pipeline import Wrapper, another
 from hgms_core import ConfigError, Loss, Method, Problem, Rows, State, Tree, component, hookimpl
 from hgms_core.capabilities import LearnsStart, find
 

@@ -7,7 +7,8 @@ from typing import ClassVar, final
 import torch
 from attrs import evolve, field
 
-from hgms.methods.inner_pipeline import Wrapper, around_a_pipeline
+from hgms.facts import around_a_pipeline
+from hgms.methods.inner_pipeline import Wrapper
 from hgms_core import Key, Method, Problem, State, Tree, component
 from hgms_core.validators import at_least
 

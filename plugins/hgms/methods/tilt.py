@@ -8,9 +8,9 @@ import attrs
 from attrs import evolve, field
 from torch import Tensor
 
-from hgms.facts import innermost
+from hgms.facts import around_a_pipeline, innermost
 from hgms.gauss_newton import Composite
-from hgms.methods.inner_pipeline import Wrapper, another, around_a_pipeline
+from hgms.methods.inner_pipeline import Wrapper, another
 from hgms.rows import trained_on
 from hgms_core import (
     Batch,

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
-from attrs import Attribute, field
+from attrs import field
 
 from hgms.config import lowering
-from hgms.facts import innermost, needs_of
+from hgms.facts import around_a_pipeline, needs_of
 from hgms.methods.reweighting import base, joint_training
 from hgms.rows import require_stop_rows, weighted_rows
-from hgms_core import (
-    ConfigError,
-    Cost,
-    Key,
-    Method,
-    Pipeline,
-    Problem,
-    Record,
-    State,
-    Tree,
-    component,
-)
+from hgms_core import Cost, Key, Method, Problem, Record, State, Tree, component
 from hgms_core.validators import at_least, not_negative, optional_positive, positive, share
-
-
-def _of_a_pipeline(_filter: object, attribute: Attribute[Any], value: Any) -> None:
-    if not isinstance(innermost(value), Pipeline):  # its state has `step`, `theta` and `cost`
-        raise ConfigError(
-            "wrong-value",
-            f"{attribute.name}={value.name!r} must be a pipeline, or a wrapper around a pipeline",
-            place=(attribute.name,),
-        )
 
 
 @final
@@ -113,7 +93,7 @@ class OutOfFoldFilter:
 
     name: ClassVar[str] = "out-of-fold-filter"
 
-    method: Method = field(validator=_of_a_pipeline)
+    method: Method = field(validator=around_a_pipeline)
     folds: int = field(default=5, validator=at_least(2))
     steps: int = field(default=300, validator=positive)
     lr: float = field(default=1e-2, validator=positive)
