@@ -65,13 +65,6 @@ CLAIMS = (
         ("benchmarks-tune", "tune-tools"),
         "tune-tools.jsonl",
     ),
-    Claim(
-        "Tilt",
-        "`hg-ms-tilted` is ten points above `hg-ms` on MNIST with 80 % wrong labels",
-        ("benchmarks-cleaning", "cleaning-accuracy"),
-        "cleaning.parquet",
-        (("method", "hg-ms-tilted"),),
-    ),
 )
 
 
