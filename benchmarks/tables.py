@@ -390,8 +390,9 @@ RATE_OF = {"v-pbgd": "generator.lr", "g-pbgd": "generator.lr", "iaptt-gm": "oute
 
 def rate_scan() -> str:
     """Return single runs of the paper's cells with several rates of the lower level."""
+    records = ("cleaning-published-rates", "cleaning-slow-rates", "cleaning-rate-scan")
     rows = []
-    for row in rows_of("cleaning-rate-scan"):
+    for row in (row for name in records for row in rows_of(name)):
         task, _, _ = row["task"].partition(",")
         method = row["method_name"]
         rows.append((task, method, float(row[f"setting.method.{RATE_OF[method]}"]), row))
