@@ -10,6 +10,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from hgms.compiled.library import plain
 from hgms.compiled.loops import replacements
@@ -21,6 +22,7 @@ from hgms.compiled.trace import (
     flatten,
     leaves_of,
     lift_constants,
+    mutates,
     without_changes_of_new_tensors,
     without_repetitions,
 )
@@ -51,8 +53,8 @@ ROUNDED = ("gap", "curvature")
 SHAPES = 8
 """Maximum number of programs; steps with further shapes run part by part."""
 WORK = 4_000_000
-"""Maximum unknowns times rows of a step that is one program. The steps of larger problems take much
-longer than the Python code around the programs, and torch stores separate programs on disk.
+"""Maximum multiply-adds of a loss in a step that is one program. The steps of larger problems take
+much longer than the Python code around the programs, and torch stores separate programs on disk.
 """
 SMALL_STEP = {"realize_opcount_threshold": 8, "realize_reads_threshold": 2}
 """Settings of inductor for steps without large products. With its defaults, inductor recomputes a
@@ -313,10 +315,21 @@ class JoinedStep:
         return found
 
     def _work(self) -> int:
-        """Return the unknowns times the rows of the batches of the hypergradient."""
+        """Return the multiply-adds of the lower loss on the batch of the hypergradient.
+
+        Without matrix products and convolutions these are the unknowns times the rows.
+        """
+        problem = self.problem
         leaves = self.operands["hypergradient"].leaves
         rows = max((len(leaf) for leaf in leaves if leaf.dim()), default=1)
-        return rows * sum(leaf.numel() for leaf in self.problem.x0.values())
+        work = rows * sum(leaf.numel() for leaf in problem.x0.values())
+        if work > WORK:
+            return work
+        data = problem.lower_data
+        first = torch.arange(min(rows, data.size), device=data.device)
+        with FlopCounterMode(display=False) as counter:
+            problem.g(problem.theta0, problem.x0, data.batch(first if data.size else None))
+        return max(work, counter.get_total_flops() // 2)
 
     def compute(
         self, carried: Form, operands: list[Form], inputs: Sequence[Tensor]
@@ -439,7 +452,8 @@ def trace_step(
     traced = make_fx(flat, replacements(), tracing_mode="fake", _allow_non_fake_inputs=True)
     pure = without_changes_of_new_tensors(traced(*apart(leaves)))
     graph, constants = lift_constants(pure)
-    graph = without_repetitions(graph)
+    if not mutates(graph):
+        graph = without_repetitions(graph)
     graph.meta[MODE] = next(iter(graph.graph.nodes)).meta["val"].fake_mode
     return graph, constants, results[0]
 

@@ -6,8 +6,6 @@ The split separates the operations that depend on selected inputs from all other
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from operator import is_not
 from typing import Any
 
 import torch
@@ -197,34 +195,50 @@ def _as_graph(
 
 
 def without_changes_of_new_tensors(graph: GraphModule) -> GraphModule:
-    """Replace in-place operations on tensors that nothing else has read, and return the graph.
+    """Replace in-place operations on new tensors without another view, and return the graph.
 
-    A derivative in forward mode copies its direction into new zeros. Without this replacement, such
-    a graph is traced again.
+    A derivative in forward mode copies its direction into new zeros, and that of a softmax divides
+    a new sum. Without this replacement, such a graph is traced again.
     """
-    read: set[Node] = set()
-    for node in graph.graph.nodes:
-        if _changes_its_argument(node) and _is_new(node.args[0], node, read):
+    if not mutates(graph):
+        return graph
+    for node in list(graph.graph.nodes):
+        if node.target in SAME:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)
+    place = {node: i for i, node in enumerate(graph.graph.nodes)}
+    viewed: set[Node] = set()
+    for node in place:
+        if _changes_its_argument(node) and _is_new(node.args[0], node, viewed):
             changed: Node = node.args[0]
             node.target = _functional(node.target)
-            changed.replace_all_uses_with(node, delete_user_cb=partial(is_not, node))
-        read.update(node.all_input_nodes)
+            later = {user for user in changed.users if place[user] > place[node]}
+            changed.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+        if _returns_view(node):
+            viewed.update(node.all_input_nodes)
     graph.recompile()
     return graph
 
 
-def _is_new(changed: Any, node: Node, read: set[Node]) -> bool:
-    """Return whether an operation allocates a tensor that ``node`` is the first to read.
+def _is_new(changed: Any, node: Node, viewed: set[Node]) -> bool:
+    """Return whether an operation allocates a tensor that has no other view before ``node``.
 
     The inputs of ``node`` must have the same type; otherwise its result may have another one.
     """
     return (
         isinstance(changed, Node)
-        and changed not in read
+        and changed not in viewed
         and isinstance(changed.target, OpOverload)
-        and all(result.alias_info is None for result in changed.target._schema.returns)
+        and not _returns_view(changed)
         and len({parent.meta["val"].dtype for parent in node.all_input_nodes}) == 1
     )
+
+
+def _returns_view(node: Node) -> bool:
+    """Return whether a result can share the memory of an input."""
+    if not isinstance(node.target, OpOverload) or node.target == aten._unsafe_view.default:
+        return True
+    return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
 def _functional(operation: OpOverload) -> OpOverload:

@@ -31,6 +31,20 @@ def change_a_read_tensor(a: Tensor) -> list[Tensor]:
     return [view, zeros]
 
 
+def change_a_copied_alias(a: Tensor) -> list[Tensor]:
+    total = a.sum(1)
+    copied = total.clone()
+    total.detach().div_(copied)
+    return [copied, total]
+
+
+def change_a_tensor_with_an_alias(a: Tensor) -> list[Tensor]:
+    total = a.sum(1, keepdim=True)
+    wide = total.expand(-1, 2)
+    total.detach().div_(3)
+    return [wide, total]
+
+
 def change_an_input(a: Tensor) -> list[Tensor]:
     return [a.mul(2), a.add_(1)]
 
@@ -53,13 +67,15 @@ def draw(a: Tensor) -> list[Tensor]:
     ("function", "remains"),
     [
         (copy_to_zeros, False),
+        (change_a_copied_alias, False),
         (change_a_read_tensor, True),
+        (change_a_tensor_with_an_alias, True),
         (change_an_input, True),
         (add_other_type, True),
         (change_lists, True),
     ],
 )
-def test_only_changes_of_unread_new_tensors_are_replaced(
+def test_only_changes_of_new_tensors_without_views_are_replaced(
     function: Callable[[Tensor], list[Tensor]], remains: bool
 ) -> None:
     graph = without_changes_of_new_tensors(make_fx(function, tracing_mode="fake")(A.clone()))

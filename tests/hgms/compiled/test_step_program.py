@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,6 +120,11 @@ def network() -> nn.Module:
     return seeded(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
+def pooled() -> nn.Module:
+    layers = (nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Tanh())
+    return seeded(*layers, nn.Flatten(), nn.Linear(8, 3))
+
+
 def convolutions() -> nn.Module:
     layers = (nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(27, 3))
     return seeded(*layers).eval()
@@ -192,12 +200,13 @@ PROBLEMS = {
     "convolutions, BatchNorm in evaluation": lambda dtype: module(
         convolutions(), 1, 5, 5, dtype=dtype
     ),
+    "maximum pooling": lambda dtype: module(pooled(), 1, 5, 5, dtype=dtype),
     "transformer": lambda dtype: module(transformer(), 3, 4, dtype=dtype),
     "empty leaves": lambda dtype: linear(dtype, {"none": torch.zeros(0), "more": normal(2, 0)}),
 }
 
 
-LONG = ("convolutions, BatchNorm in evaluation", "transformer", "linear")
+LONG = ("convolutions, BatchNorm in evaluation", "maximum pooling", "transformer", "linear")
 
 
 def _tiers(name: str, dtype: torch.dtype) -> list[pytest.MarkDecorator]:
@@ -218,6 +227,21 @@ def test_one_program_computes_the_step_of_each_kind_of_problem(
     name: str, dtype: torch.dtype
 ) -> None:
     compare_steps(pipeline(), PROBLEMS[name](dtype), CLOSE[dtype])
+
+
+FIRST_TRACE = """
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from hgms.compiled.loops import replacements
+
+pooled = torch.func.grad(lambda x: torch.nn.functional.max_pool2d(x, 2).sum())
+make_fx(pooled, replacements())(torch.ones(1, 1, 4, 4))
+"""
+
+
+@pytest.mark.extended
+def test_maximum_pooling_can_be_the_first_trace_of_a_process() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_TRACE], check=True)
 
 
 def test_leaves_may_have_several_types() -> None:
@@ -376,11 +400,18 @@ def test_parts_that_cannot_be_joined_have_separate_programs(parts: dict[str, Any
     assert "step" not in made.outcomes
 
 
-def test_a_large_problem_has_separate_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_program, "WORK", 4 * ROWS - 1)
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [(linear, 4 * ROWS - 1), (lambda: module(convolutions(), 1, 5, 5), 2000)],
+    ids=["rows", "convolutions"],
+)
+def test_a_large_problem_has_separate_programs(
+    make: Callable[[], Problem], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_program, "WORK", most)
     made = Programs()
-    problem = evolve(linear(), compiler=made)
-    method = pipeline()
+    problem = evolve(make(), compiler=made)
+    method = pipeline(steps=1)
     method.step(problem, method.init(problem, 0))
     assert "step" not in made.outcomes
     assert "branches" in made.outcomes
