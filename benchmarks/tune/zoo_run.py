@@ -89,6 +89,8 @@ def baselines(name: str) -> Iterator[str]:
     if name in NETWORKS:
         yield "early stopping"
         yield "validation rows only"
+    elif any(isinstance(kind, hyper.PerParameter) for kind in arguments["learn"].values()):
+        yield "level with the lowest loss"
     rows = any(isinstance(kind, hyper.PerRow) for kind in arguments["learn"].values())
     if rows and arguments["loss"] is not squares:
         yield "cleanlab"
@@ -154,6 +156,8 @@ def rival(competitor: str, name: str, arguments: Row, seed: int) -> Row:
     objective: Objective = solver(arguments, seed, seconds_of(name), only_validation)
     if competitor == "cleanlab":
         cleaned(objective)
+    elif competitor == "level with the lowest loss":
+        objective.scan()
     elif competitor not in ("early stopping", "validation rows only"):
         sampler, _, level = competitor.partition(" + ")
         sample(objective, sampler, seed, bool(level))

@@ -37,6 +37,7 @@ BASELINES = (
     "early stopping",
     "validation rows only",
     "shared level",
+    "level with the lowest loss",
     "out-of-fold filter",
     "cleanlab",
 )

@@ -68,9 +68,9 @@ class Candidate:
         return mean if math.isfinite(mean) else math.inf
 
 
-def difference(candidate: Candidate, other: Candidate) -> tuple[float, float]:
-    """Return the mean paired difference of the judged losses, and its standard error."""
-    rows = candidate.judged - other.judged
+def difference(judged: Tensor, others: Tensor) -> tuple[float, float]:
+    """Return the mean paired difference of the losses of the same rows, and its standard error."""
+    rows = judged - others
     if not math.isfinite(float(rows.mean())):
         return math.inf, math.inf
     spread = float(rows.std()) if len(rows) > 1 else math.inf
@@ -102,7 +102,7 @@ def sure_gain(candidate: Candidate, reference: Candidate) -> float:
     A confident model can be wrong on a rare row that is not judged. Therefore, the gain must
     remain if ``UNSEEN`` more rows have the largest observed difference as a loss.
     """
-    mean, error = difference(candidate, reference)
+    mean, error = difference(candidate.judged, reference.judged)
     largest = float((candidate.judged - reference.judged).abs().max())
     return -mean - error - UNSEEN * largest / len(reference.judged)
 
@@ -162,7 +162,7 @@ def judgements(
     """Return the rows of the table, the lowest loss first, baselines first."""
     rows = []
     for item in candidates:
-        mean, error = (0.0, 0.0) if item is reference else difference(item, reference)
+        mean, error = (0.0, 0.0) if item is reference else difference(item.judged, reference.judged)
         rows.append(
             Judgement(
                 name=item.name,

@@ -5,8 +5,8 @@
 
 1. Newton-CG solves the lower problems of all replicas together, from a warm start. The
    preconditioner is the penalty plus Hutchinson's estimate of the diagonal of the Hessian.
-2. A scan shifts all penalties by a shared amount in log space, from large to small. Its best level
-   is a baseline.
+2. A scan shifts all penalties by a shared amount in log space, from large to small. The level with
+   the largest gain over the start, minus its standard error, is a baseline.
 3. From there, penalties become inversely proportional to the size of their parameters, which has
    the fixed points of an L1 or a group penalty (Grandvalet 1998). If this is better, they become
    inversely proportional to the squared size, which approximates an L0 penalty (Frommlet and Nuel
@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.func import vmap
 
-from hgms.tuning.candidate import Candidate, Engine
+from hgms.tuning.candidate import Candidate, Engine, difference
 from hgms.tuning.meter import NotConvex, Stage, Stages
 from hgms.tuning.row_filter import filter_start, kept_rows, row_mask
 from hgms_core import Key
@@ -42,7 +42,7 @@ LEVELS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 STEPS_PER_LEVEL = 12
 PATIENCE = 2
 SHIFTS = (8, 6, 4, 2, 0, -2, -4, -6, -8)
-"""Shifts of all penalties in log λ, from large to small; then the best is refined."""
+"""Shifts of all penalties in log λ, from large to small; then the surest is refined."""
 FINER = (0, 1, -1)
 REWEIGHTED = {"reweighted": 1, "reweighted, squared": 2}
 """Candidates with penalties inversely proportional to a power of the size of their parameters."""
@@ -244,7 +244,7 @@ class Implicit(Engine):
         return self.solve(problem.w0.expand(len(fit), -1), u, fit, limit=limit)
 
     def scan(self) -> Stage:
-        """Shift all penalties together, from large to small; return the best level."""
+        """Shift all penalties together, from large to small; return the surest level."""
         problem = self.problem
         space, masks = problem.space, problem.masks
 
@@ -252,39 +252,40 @@ class Implicit(Engine):
             moved = torch.where(space.is_penalty, u + shift, u).clamp(space.low, space.high)
             return moved.expand(masks.folds + 1, -1)
 
-        u = self.centre
         w = problem.w0.expand(len(masks.group), -1)
-        for shifts in (SHIFTS, FINER) if bool(space.is_penalty.any()) else ((0,),):
-            u, w = self._lowest(shifts, partial(shifted, u), w)
-        u = u.clone()
+        shifts = SHIFTS if bool(space.is_penalty.any()) else (0,)
+        tried = self._train(shifts, partial(shifted, self.centre), w)
+        reference = min(tried, key=lambda level: abs(level.value))
+        best = _surest(tried, reference)
+        if len(shifts) > 1:
+            tried = self._train(FINER, partial(shifted, best.u), best.w)
+            best = _surest(tried, reference)
+        u = best.u.clone()
+        w = best.w
         offset = torch.zeros_like(u)
         return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": offset}
 
-    def _lowest(
+    def _train(
         self, values: Sequence[float], u_of: Callable[[float, Tensor], Tensor], w: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> list[Scanned]:
         """Train with ``u_of(value, w)`` for one value after the other, from the last w.
 
-        Stop if the outer loss becomes clearly worse, or its share of the budget is spent. Return u
-        and w with the lowest outer loss.
+        Stop if the outer loss becomes clearly worse, or its share of the budget is spent.
         """
-        problem = self.problem
-        masks = problem.masks
+        masks = self.problem.masks
         last = masks.group == masks.folds
-        best: tuple[float, Tensor, Tensor] | None = None
+        tried: list[Scanned] = []
         limit = self.meter.share + SCAN_SHARE
         for value in values:
             u = u_of(value, w)
             w = self.solve(w, u[masks.group], masks.fit)
-            each = vmap(partial(problem.outer_loss, batch=problem.rows))(w, masks.outer)
+            rows = self.problem.losses_under(w[last], masks.outer[last])
             self.meter.call(len(w))
-            outer = float(each[last].sum())
-            if best is None or outer < best[0]:
-                best = (outer, u, w)
-            if outer > WORSE * best[0] or self.meter.share > limit:
+            tried.append(Scanned(value, u, w, rows))
+            best = min(level.loss for level in tried)
+            if tried[-1].loss > WORSE * best or self.meter.share > limit:
                 break
-        assert best is not None
-        return best[1], best[2]
+        return tried
 
     def _first_step(self, w: Tensor, u: Tensor) -> Stage:
         """Return the state of RPROP and of the linear systems before the first step."""
@@ -309,7 +310,9 @@ class Implicit(Engine):
             return torch.where(space.is_penalty, u, state["u"]).clamp(space.low, space.high)
 
         strengths = [strength + power - 1 for strength in STRENGTHS for _ in range(ROUNDS)]
-        u, w = self._lowest(strengths, reweighted, state["w"])
+        best = min(self._train(strengths, reweighted, state["w"]), key=lambda tried: tried.loss)
+        u = best.u
+        w = best.w
         return {"u": u, "w": w, **self.judge(w, u), **self._first_step(w, u), "offset": u}
 
     def _log_sizes(self, w: Tensor) -> Tensor:
@@ -439,6 +442,32 @@ class Implicit(Engine):
         start = candidate.w[None]
         w = self.solve(start, candidate.u[None], candidate.fit[None], 1e-5, math.inf)
         return w[0]
+
+
+@frozen(eq=False)
+class Scanned:
+    """Parameters of all models for one value, and losses of the outer rows of the last replica."""
+
+    value: float
+    u: Tensor
+    w: Tensor
+    rows: Tensor
+
+    @property
+    def loss(self) -> float:
+        return float(self.rows.mean())
+
+
+def _surest(tried: Sequence[Scanned], reference: Scanned) -> Scanned:
+    """Return the level with the largest gain over the reference, minus its standard error.
+
+    The level with the lowest loss on few rows is often worse on new rows than the start.
+    """
+
+    def cost(level: Scanned) -> float:
+        return sum(difference(level.rows, reference.rows))
+
+    return min(tried, key=lambda level: 0.0 if level is reference else cost(level))
 
 
 def _reserve(state: Stage) -> float:

@@ -62,7 +62,8 @@ class MwNet(base.Reweighting):
     look_ahead
         α.
     meta_lr
-        Adam's rate for Θ.
+        Adam's rate for Θ. The default is that of the source; at 1e-2, all weights of a run can
+        become 0.
     hidden
         Units of V.
     batch_size, upper_batch_size
@@ -86,7 +87,7 @@ class MwNet(base.Reweighting):
     name: ClassVar[str] = "mw-net"
 
     look_ahead: float = field(default=1.0, validator=positive)
-    meta_lr: float = field(default=1e-2, validator=positive)
+    meta_lr: float = field(default=1e-3, validator=positive)
     hidden: int = field(default=100, validator=positive)
 
     @classmethod
