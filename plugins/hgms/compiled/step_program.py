@@ -10,7 +10,6 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.flop_counter import FlopCounterMode
 
 from hgms.compiled.library import plain
 from hgms.compiled.loops import replacements
@@ -53,8 +52,8 @@ ROUNDED = ("gap", "curvature")
 SHAPES = 8
 """Maximum number of programs; steps with further shapes run part by part."""
 WORK = 4_000_000
-"""Maximum multiply-adds of a loss in a step that is one program. The steps of larger problems take
-much longer than the Python code around the programs, and torch stores separate programs on disk.
+"""Maximum multiply-adds of a loss in a step that is one program. Steps of larger problems take much
+longer than the Python code around the programs, and torch stores separate programs on disk.
 """
 SMALL_STEP = {"realize_opcount_threshold": 8, "realize_reads_threshold": 2}
 """Settings of inductor for steps without large products. With its defaults, inductor recomputes a
@@ -315,21 +314,20 @@ class JoinedStep:
         return found
 
     def _work(self) -> int:
-        """Return the multiply-adds of the lower loss on the batch of the hypergradient.
+        """Return about the multiply-adds of the lower loss on the batch of the hypergradient.
 
-        Without matrix products and convolutions these are the unknowns times the rows.
+        Weights of convolutions have more than two axes; each multiplies about every number of a
+        row.
         """
-        problem = self.problem
         leaves = self.operands["hypergradient"].leaves
         rows = max((len(leaf) for leaf in leaves if leaf.dim()), default=1)
-        work = rows * sum(leaf.numel() for leaf in problem.x0.values())
-        if work > WORK:
-            return work
-        data = problem.lower_data
-        first = torch.arange(min(rows, data.size), device=data.device)
-        with FlopCounterMode(display=False) as counter:
-            problem.g(problem.theta0, problem.x0, data.batch(first if data.size else None))
-        return max(work, counter.get_total_flops() // 2)
+        data = self.problem.lower_data
+        first = data.batch(torch.zeros(min(1, data.size), dtype=torch.int64, device=data.device))
+        width = max((leaf.numel() for leaf in first.values()), default=1)
+        unknowns = [
+            leaf.numel() * (width if leaf.dim() > 2 else 1) for leaf in self.problem.x0.values()
+        ]
+        return rows * sum(unknowns)
 
     def compute(
         self, carried: Form, operands: list[Form], inputs: Sequence[Tensor]

@@ -402,7 +402,7 @@ def test_parts_that_cannot_be_joined_have_separate_programs(parts: dict[str, Any
 
 @pytest.mark.parametrize(
     ("make", "most"),
-    [(linear, 4 * ROWS - 1), (lambda: module(convolutions(), 1, 5, 5), 2000)],
+    [(linear, 4 * ROWS - 1), (lambda: module(convolutions(), 1, 5, 5), 200 * ROWS)],
     ids=["rows", "convolutions"],
 )
 def test_a_large_problem_has_separate_programs(
