@@ -78,12 +78,17 @@ def verdict(theirs: Interval, mine: Interval) -> str:
     return "above" if mine.mean > theirs.mean else "below"
 
 
+def table_of_cells() -> dict[str, Any]:
+    """Return the cells of the paper's MNIST tables and our variants."""
+    return tomllib.loads(CELLS.read_text(encoding="utf-8"))
+
+
 def cells(records: Records) -> list[list[str]]:
     """Return a line per cell of the paper's MNIST tables and variant that was run.
 
     A line has test and training accuracy: the paper's, ours, and the verdict; one seed has none.
     """
-    table = tomllib.loads(CELLS.read_text(encoding="utf-8"))
+    table = table_of_cells()
     lines = []
     for cell in table["cell"]:
         prefix = "balanced_" if cell["task"] == "imbalanced" else ""

@@ -411,6 +411,24 @@ def rate_scan() -> str:
     return markdown(["task", "method", "rate", "value", "seed", "test", "train"], table)
 
 
+def imbalanced_updates() -> str:
+    """Return single runs on imbalanced data at the paper's numbers of updates, and its figures."""
+    cells = published_figures.table_of_cells()["cell"]
+    theirs = {cell["method"]: cell for cell in cells if cell["task"] == "imbalanced"}
+    rows = []
+    for row in rows_of("imbalanced-updates"):
+        task, _, _ = row["task"].partition(",")
+        method = row["method_name"]
+        rate = float(row[f"setting.method.{RATE_OF.get(method, 'generator.optimizer.lr')}"])
+        line = [task, f"`{method}`", f"{rate:g}", str(row["outer_steps"])]
+        for part in ("test", "train"):
+            line.append(f"{100 * row[f'metric.{part}_balanced_accuracy']:.2f}")
+            line.append(f"{theirs[method][part][0]:.2f}")
+        rows.append((task, method, -rate, line))
+    head = ["task", "method", "lower rate", "updates", "test", "paper", "train", "paper"]
+    return markdown(head, [line for *_, line in sorted(rows)])
+
+
 def cleaning_speed() -> str:
     """Compare compiled steps with the fast route of products to eager steps with exact products, at
     equal seconds.
@@ -1043,6 +1061,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "winners": winners,
     **{name: partial(evidence, name) for name in CAMPAIGNS | EARLIER},
     "rate-scan": rate_scan,
+    "imbalanced-updates": imbalanced_updates,
     "published": published,
     "cleaning-accuracy": cleaning_accuracy,
     "cleaning-references": cleaning_references,

@@ -30,8 +30,8 @@ Values = Any
 def replacements() -> dict[Any, Callable[..., Any]]:
     """Return replacements of the operations in the program of a step.
 
-    They include inductor's, so that the program is not traced again. That of max pooling reads the
-    module ``lowering``, which torch does not import before it compiles its first graph.
+    They include inductor's, so that the program is not traced again. The replacement of maximum
+    pooling reads the module ``lowering``, which torch imports with its first compilation.
     """
     import torch._inductor.lowering  # noqa: F401
     from torch._inductor.decomposition import select_decomp_table

@@ -255,7 +255,8 @@ class Implicit(Engine):
         w = problem.w0.expand(len(masks.group), -1)
         shifts = SHIFTS if bool(space.is_penalty.any()) else (0,)
         tried = self._train(shifts, partial(shifted, self.centre), w)
-        reference = min(tried, key=lambda level: abs(level.value))
+        finite = [level for level in tried if math.isfinite(level.loss)]
+        reference = min(finite or tried, key=lambda level: abs(level.value))
         best = _surest(tried, reference)
         if len(shifts) > 1:
             tried = self._train(FINER, partial(shifted, best.u), best.w)
