@@ -390,8 +390,8 @@ def test_the_shared_level_has_the_largest_gain_minus_its_standard_error(
     at_start = outer_losses(start)
 
     def cost(u: Tensor) -> float:
-        gain = outer_losses(u) - at_start
-        return float(gain.mean() + gain.std() / len(gain) ** 0.5)
+        change = outer_losses(u) - at_start
+        return float(change.mean() + change.std() / len(change) ** 0.5)
 
     u = engine.scan()["u"]
     here = cost(u) if bool((u != start).any()) else 0.0
