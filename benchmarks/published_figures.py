@@ -86,7 +86,8 @@ def table_of_cells() -> dict[str, Any]:
 def cells(records: Records) -> list[list[str]]:
     """Return a line per cell of the paper's MNIST tables and variant that was run.
 
-    A line has test and training accuracy: the paper's, ours, and the verdict; one seed has none.
+    A line contains the test and training accuracies of the paper and of our runs, and a verdict on
+    each if there is more than one seed.
     """
     table = table_of_cells()
     lines = []

@@ -419,7 +419,7 @@ def imbalanced_updates() -> str:
     for row in rows_of("imbalanced-updates"):
         task, _, _ = row["task"].partition(",")
         method = row["method_name"]
-        rate = float(row[f"setting.method.{RATE_OF.get(method, 'generator.optimizer.lr')}"])
+        rate = float(row[f"setting.method.{RATE_OF[method]}"])
         line = [task, f"`{method}`", f"{rate:g}", str(row["outer_steps"])]
         for part in ("test", "train"):
             line.append(f"{100 * row[f'metric.{part}_balanced_accuracy']:.2f}")

@@ -316,8 +316,8 @@ class JoinedStep:
     def _work(self) -> int:
         """Return about the multiply-adds of the lower loss on the batch of the hypergradient.
 
-        Weights of convolutions have more than two axes; each multiplies about every number of a
-        row.
+        Leaves with more than two axes count as weights of convolutions, each of which multiplies
+        about every number of a row.
         """
         leaves = self.operands["hypergradient"].leaves
         rows = max((len(leaf) for leaf in leaves if leaf.dim()), default=1)
