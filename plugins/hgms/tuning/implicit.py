@@ -6,7 +6,7 @@
 1. Newton-CG solves the lower problems of all replicas together, from a warm start. The
    preconditioner is the penalty plus Hutchinson's estimate of the diagonal of the Hessian.
 2. A scan shifts all penalties by a shared amount in log space, from large to small. The level with
-   the largest gain over the start, minus its standard error, is a baseline.
+   the largest gain over the start, minus its doubt (see :func:`_surest`), is a baseline.
 3. From there, penalties become inversely proportional to the size of their parameters, which has
    the fixed points of an L1 or a group penalty (Grandvalet 1998). If this is better, they become
    inversely proportional to the squared size, which approximates an L0 penalty (Frommlet and Nuel
@@ -52,6 +52,9 @@ ROUNDS = 2
 """Reweightings per strength."""
 SMALLEST = 0.01
 """The smallest size of parameters over the mean, for reweighted penalties."""
+
+DOUBT = 0.05
+"""The largest doubt about a gain, as a share of the lowest loss."""
 
 WORSE = 1.3
 """The scan ends at a level that is worse than the best level by this factor."""
@@ -460,15 +463,21 @@ class Scanned:
 
 
 def _surest(tried: Sequence[Scanned], reference: Scanned) -> Scanned:
-    """Return the level with the largest gain over the reference, minus its standard error.
+    """Return the level with the largest gain over the reference, minus the doubt about the gain.
 
-    The level with the lowest loss on few rows is often worse on new rows than the start.
+    The doubt is the standard error of the gain, but at most ``DOUBT`` of the lowest loss: the level
+    with the lowest loss is often slightly worse than the start on new rows, but on few rows the
+    standard error would also reject large gains.
     """
+    lowest = min(level.loss for level in tried)
 
     def cost(level: Scanned) -> float:
-        return sum(difference(level.rows, reference.rows))
+        if level is reference:
+            return 0.0
+        mean, error = difference(level.rows, reference.rows)
+        return mean + min(error, DOUBT * abs(lowest))
 
-    return min(tried, key=lambda level: 0.0 if level is reference else cost(level))
+    return min(tried, key=cost)
 
 
 def _reserve(state: Stage) -> float:
