@@ -168,6 +168,57 @@ def states(rows: Sequence[Row]) -> str:
     return markdown(lines)
 
 
+RULES = (
+    "start",
+    "lowest loss",
+    "at most 2 % of the loss",
+    "at most 5 % (`tune`)",
+    "at most 10 %",
+    "standard error",
+)
+"""The columns of ``losses`` in the records of ``levels.py``; the second to last are doubts."""
+
+
+def levels(rows: Sequence[Row]) -> str:
+    """Return rules for the shared level (``levels.py``) against the level with the lowest loss.
+
+    A cell is a table and a number of training rows. The reference of the last two columns is the
+    better of the start and the lowest loss in this cell, by the geometric mean over the seeds.
+    """
+    cells: dict[tuple[str, bool, int], list[list[float]]] = {}
+    for row in rows:
+        if row["losses"] is not None:
+            logs = [math.log(loss) for loss in row["losses"]]
+            cells.setdefault((row["table"], row["classes"], row["rows"]), []).append(logs)
+    few = [cell for cell in cells if cell[2] <= 60]
+    many = [cell for cell in cells if cell[2] > 60]
+    lines = [["gain minus", "20 or 60 rows, %", "180 rows, %", "worse", "by more than 5 %"]]
+    for rule, name in enumerate(RULES):
+        shown = []
+        for part in (few, many):
+            changes = [log[rule] - log[1] for cell in part for log in cells[cell]]
+            shown.append(
+                f"{100 * math.expm1(statistics.mean(changes)):+.1f}".replace("-0.0", "0.0")
+            )
+        against = [_to_better(cells[cell], rule) for cell in cells]
+        worse = sum(_is_worse(logs) for logs in against)
+        large = sum(statistics.mean(logs) > math.log(1.05) for logs in against)
+        lines.append([name, *shown, str(worse), str(large)])
+    return f"{len(few)} cells with 20 or 60 rows, {len(many)} with 180.\n\n{markdown(lines)}"
+
+
+def _to_better(logs: Sequence[Sequence[float]], rule: int) -> list[float]:
+    """Return the differences of a rule to the better of the first two rules, over the seeds."""
+    better = min((0, 1), key=lambda column: statistics.mean(log[column] for log in logs))
+    return [log[rule] - log[better] for log in logs]
+
+
+def _is_worse(logs: Sequence[float]) -> bool:
+    if len(set(logs)) < 2 or statistics.mean(logs) <= 0:
+        return False
+    return bool(stats.ttest_1samp(logs, 0.0).pvalue < 0.05)
+
+
 def _mean_and_error(values: Sequence[float]) -> str:
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.3f} ± {error:.3f}"
@@ -184,5 +235,6 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Row]], str]]] = {
     "tune-tools": ("tune-tools.jsonl", tools),
     "tune-batches": ("tune-batches.jsonl", batches),
     "tune-states": ("tune-states.jsonl", states),
+    "tune-levels": ("tune-levels.jsonl", levels),
 }
 """The name of a table on the page: its file of records and its function."""
