@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -30,6 +31,14 @@ from hgms_core.validators import positive
 
 PRODUCTS = 20
 """Products of the power iteration."""
+GROWTH = 2.0
+"""The curvature is measured again if ‖∇_x g‖ exceeds its smallest value by this factor."""
+FLOOR = 1e-3
+"""Smaller norms than this share of the first one count as equal to it."""
+TOLERANCE = 1.1
+"""The excess over the bound that changes c: estimates are not exact."""
+RESERVE = 2.0
+"""The factor by which the curvature may grow after it was above the bound."""
 ROWS = 256
 """Rows of its batch at most: the memory of a step of the generator suffices."""
 
@@ -37,7 +46,7 @@ ROWS = 256
 @final
 @component
 class BoundedCurvature(Wrapper):
-    """A pipeline with the lower loss c·g, where c ≤ 1 bounds the curvature at the start::
+    """A pipeline with the lower loss c·g, where c ≤ 1 bounds the curvature::
 
         c = min(1, max_curvature / L),      L = λ_max(∇²_xx g(θ0, x0; batch))
 
@@ -46,21 +55,26 @@ class BoundedCurvature(Wrapper):
     If L is at most ``max_curvature``, nothing changes. In a configuration, set the field in the
     table of the pipeline: ``max_curvature = 15.0``.
 
-    Use with fixed rates, for the lower level or a linear solver. Avoid if θ changes the curvature
-    by orders of magnitude, because c is computed once. Quantities in the units of g refer to c·g:
-    a ridge, a temperature, a penalty, and the residual and curvature in the record.
+    θ can change the curvature: a penalty that grows, for example. If ``lower_gradient_norm`` in the
+    record is more than twice its smallest value, L is measured again at (θ, x). If cL is above
+    1.1 ``max_curvature``, c becomes max_curvature / (2L), and a compiled step is compiled again.
+    Otherwise, the next limit is twice as large.
+
+    Use with fixed rates, for the lower level or a linear solver. Quantities in the units of g refer
+    to c·g: a ridge, a temperature, a penalty, and the residual and curvature in the record.
 
     Parameters
     ----------
     method
         a pipeline, or a wrapper around one.
     max_curvature
-        The largest eigenvalue of the lower Hessian at the start, > 0, in the units of g / x².
+        The largest eigenvalue of the lower Hessian, > 0, in the units of g / x².
 
     Notes
     -----
-    Cost: 40 lower gradients at the start, for 20 steps of a power iteration with central
-    differences, on a batch of the generator's ``batch_size``, at most 256 rows.
+    Cost: 40 lower gradients per measurement, for 20 steps of a power iteration with central
+    differences, on a batch of the generator's ``batch_size``, at most 256 rows. One measurement is
+    at the start. A method that does not record ``lower_gradient_norm`` has no other.
 
     Source: the classical bound on the rate of gradient descent, as in Nesterov, *Lectures on convex
     optimization* (2018), section 2.1.5.
@@ -73,7 +87,7 @@ class BoundedCurvature(Wrapper):
     ...     g=lambda t, x, _: 50 * (x["x"] ** 2).sum(),
     ...     f=lambda t, x, _: x["x"].sum(),
     ... )
-    >>> round(largest_curvature(problem, seed=0)[0])
+    >>> round(largest_curvature(problem, problem.theta0, problem.x0, Key(0))[0])
     100
     >>> float(scaled_problem(problem, 0.1).g({}, {"x": torch.ones(1)}, {}))
     5.0
@@ -85,14 +99,16 @@ class BoundedCurvature(Wrapper):
     max_curvature: float = field(validator=positive)
 
     def init(self, problem: Problem, seed: int) -> State:
-        rows = getattr(innermost(self.method).generator, "batch_size", None) or ROWS
-        largest, cost = largest_curvature(problem, seed, min(rows, ROWS))
+        largest, cost = self._measure(problem, problem.theta0, problem.x0, seed)
         scale = self.max_curvature / largest if largest > self.max_curvature else 1.0
         state = self.method.init(scaled_problem(problem, scale), seed)
         counts = (Cost(**state["cost"]) + cost).numbers()
-        return {**state, "lower_scale": scale, "cost": counts}
+        norms = {"lower_norm": None, "smallest_norm": None, "norm_floor": None, "growth": GROWTH}
+        return {**state, "lower_scale": scale, **norms, "cost": counts}
 
     def step(self, problem: Problem, state: State, progress: float = 0.0) -> tuple[State, Record]:
+        if state["lower_norm"] is not None:
+            state = self._bounded(problem, state)
         scale = state["lower_scale"]
         following, record = self.method.step(scaled_problem(problem, scale), state, progress)
         measured = {
@@ -100,24 +116,45 @@ class BoundedCurvature(Wrapper):
             for name in ("lower_loss", "lower_gradient_norm")
             if scale != 1.0 and record[name] is not None
         }
-        return following, {**record, **measured}
+        record = {**record, **measured}
+        return {**following, "lower_norm": record["lower_gradient_norm"]}, record
+
+    def _bounded(self, problem: Problem, state: State) -> State:
+        """Return the state with a smaller c if the last step shows that cL is above the bound."""
+        last = torch.as_tensor(state["lower_norm"])
+        if state["smallest_norm"] is None:
+            return {**state, "smallest_norm": last, "norm_floor": FLOOR * last}
+        smallest = torch.maximum(torch.minimum(last, state["smallest_norm"]), state["norm_floor"])
+        if bool(last <= state["growth"] * smallest):
+            return {**state, "smallest_norm": smallest}
+        theta, x = self.method.result(state)
+        largest, cost = self._measure(problem, theta, x, state["seed"])
+        counts = (Cost(**state["cost"]) + cost).numbers()
+        state = {**state, "cost": counts, "smallest_norm": smallest}
+        excess = state["lower_scale"] * largest / self.max_curvature
+        if not TOLERANCE < excess < math.inf:
+            return {**state, "growth": GROWTH * state["growth"]}
+        scale = self.max_curvature / (RESERVE * largest)
+        return {**state, "lower_scale": scale, "smallest_norm": last}
+
+    def _measure(self, problem: Problem, theta: Tree, x: Tree, seed: int) -> tuple[float, Cost]:
+        rows = getattr(innermost(self.method).generator, "batch_size", None) or ROWS
+        return largest_curvature(problem, theta, x, Key(seed).fold("curvature"), min(rows, ROWS))
 
 
-def largest_curvature(problem: Problem, seed: int, rows: int = ROWS) -> tuple[float, Cost]:
-    """Return the largest absolute eigenvalue of ∇²_xx g at (θ0, x0) on ``rows`` rows, and the cost.
+def largest_curvature(
+    problem: Problem, theta: Tree, x: Tree, key: Key, rows: int = ROWS
+) -> tuple[float, Cost]:
+    """Return the largest absolute eigenvalue of ∇²_xx g at (θ, x) on ``rows`` rows, and the cost.
 
     A power iteration approaches it from below. The value is infinite or NaN if g is.
     """
-    key = Key(seed).fold("curvature")
     batch, used = problem.lower_data.sample(key.fold("rows"), rows)
     at = curvature(
-        lambda x: problem.g(problem.theta0, x, batch),
-        problem.x0,
-        "difference",
-        precision=problem.precision,
+        lambda x: problem.g(theta, x, batch), x, "difference", precision=problem.precision
     )
-    leaf = next(iter(problem.x0.values()))
-    size = sum(leaf.numel() for leaf in problem.x0.values())
+    leaf = next(iter(x.values()))
+    size = sum(leaf.numel() for leaf in x.values())
     v = torch.randn(size, generator=key.generator()).to(leaf)
     length = torch.linalg.vector_norm(v)
     for _ in range(PRODUCTS):

@@ -16,11 +16,11 @@ from hgms.hypergradients import Implicit
 from hgms.methods import BoundedCurvature
 from hgms.methods.bounded_curvature import Scaled, largest_curvature, scaled_problem
 from hgms.optim import SGD
-from hgms.outer import Sgd
+from hgms.outer import Adam, Sgd
 from hgms.runs import RunConfig, pack, unpack
 from hgms.selectors import First
 from hgms.solvers import CG
-from hgms_core import Data, Pipeline, Problem, Rows, Tree
+from hgms_core import Data, Key, Pipeline, Problem, Rows, Tree
 from hgms_core.capabilities import HasOutputs, StacksCandidates, find
 
 FIXED_RATES = (
@@ -71,7 +71,8 @@ def steps(method: Any, problem: Problem, count: int) -> tuple[dict[str, Any], di
 
 @pytest.mark.parametrize("largest", [3.0, 4000.0])
 def test_the_estimate_is_the_largest_eigenvalue(largest: float) -> None:
-    found, cost = largest_curvature(steep(largest), seed=0)
+    problem = steep(largest)
+    found, cost = largest_curvature(problem, problem.theta0, problem.x0, Key(0))
     assert 0.95 * largest < found <= largest * (1 + 1e-6)
     assert cost.lower_gradients == 40
 
@@ -110,6 +111,72 @@ def test_steps_are_the_steps_at_a_smaller_rate() -> None:
     assert_same(found["theta"]["t"], plain["theta"]["t"], rtol=1e-10)
     for name in ("lower_loss", "lower_gradient_norm", "hypergradient_norm", "upper_loss"):
         assert_same(record[name], expected[name], rtol=1e-8)
+
+
+def stiffening() -> Problem:
+    """The lower Hessian is 1 + exp θ, and F = −2 Σ log(1 + exp θ): each step increases it."""
+
+    def g(theta: Tree, x: Tree, batch: Tree) -> torch.Tensor:
+        penalty = (theta["t"].exp() * x["x"].square()).sum()
+        return 0.5 * (x["x"] - 1).square().sum() + 0.5 * penalty
+
+    return Problem(
+        theta0={"t": torch.zeros(3, dtype=F64)},
+        x0={"x": torch.ones(3, dtype=F64)},
+        g=g,
+        f=lambda theta, x, batch: x["x"].square().log().sum(),
+    )
+
+
+def stiff_pipeline() -> Pipeline:
+    return evolve(pipeline(), outer=Adam(lr=0.1))
+
+
+def test_the_bound_follows_a_curvature_that_theta_raises() -> None:
+    problem = stiffening()
+    method = BoundedCurvature(method=stiff_pipeline(), max_curvature=15.0)
+    before, _ = steps(method, problem, 79)
+    state, _ = method.step(problem, before)
+    curvature = 1 + float(state["theta"]["t"].max().exp())
+    assert curvature > 100
+    assert 0.5 < 0.1 * state["lower_scale"] * curvature < 2
+    assert_same(state["x"]["x"], 1 / (1 + before["theta"]["t"].exp()), rtol=1e-2)
+    measured = (state["cost"]["lower_gradients"] - 80 * gradients_of_a_step()) / 40
+    assert 2 <= measured <= 8
+    plain, _ = steps(stiff_pipeline(), problem, 80)
+    assert not bool((plain["x"]["x"].abs() < 1e6).all())
+
+
+def gradients_of_a_step() -> int:
+    state, _ = steps(pipeline(), stiffening(), 1)
+    return state["cost"]["lower_gradients"]
+
+
+def test_a_larger_gradient_at_the_same_curvature_changes_nothing_but_the_next_limit() -> None:
+    problem = steep(100.0)
+    method = BoundedCurvature(method=pipeline(), max_curvature=15.0)
+    state, _ = steps(method, problem, 2)
+    one = torch.ones((), dtype=F64)
+    shown = {"smallest_norm": one, "lower_norm": 2.1 * one}
+    following, _ = method.step(problem, {**state, **shown})
+    expected, _ = method.step(problem, state)
+    assert following["lower_scale"] == state["lower_scale"]
+    assert following["growth"] == 2 * state["growth"]
+    assert_same(following["theta"]["t"], expected["theta"]["t"], rtol=0)
+    extra = following["cost"]["lower_gradients"] - expected["cost"]["lower_gradients"]
+    assert extra == 40
+
+
+def test_a_stored_state_continues_with_its_limits() -> None:
+    problem = stiffening()
+    method = BoundedCurvature(method=stiff_pipeline(), max_curvature=15.0)
+    state, _ = steps(method, problem, 40)
+    state = unpack(*pack(state))
+    for _ in range(30):
+        state, _ = method.step(problem, state)
+    expected, _ = steps(method, problem, 70)
+    assert state["lower_scale"] == expected["lower_scale"] < 1
+    assert_same(state["theta"]["t"], expected["theta"]["t"], rtol=0)
 
 
 def test_the_whole_tilted_loss_is_bounded() -> None:
