@@ -66,7 +66,7 @@ def cells() -> Iterator[tuple[str, bool, int]]:
 def problem(name: str, is_class: bool) -> tuple[Array, Array] | None:
     """Return the features and the target of a table.
 
-    Features that nearly are the target are left out. None without a target or features, or if the
+    Features that nearly equal the target are removed. None without a target or features, or if the
     features determine the target.
     """
     try:

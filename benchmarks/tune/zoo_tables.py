@@ -301,12 +301,27 @@ def unfinished(rows: Sequence[Row]) -> str:
                 kind,
                 str(len({row["problem"] for row in own})),
                 str(len({row["competitor"] for row in own})),
-                f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0]),
+                _ranges(seeds),
                 f"{len(own):,}",
                 f"{sum(row['total_seconds'] for row in own):,.0f}",
             ]
         )
     return markdown(lines)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as ranges.
+
+    >>> _ranges([1, 2, 3, 5])
+    '1 to 3, 5'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]} to {part[-1]}" if part[1:] else f"{part[0]}" for part in parts)
 
 
 PROFILE = {"tune": ("tune",), "best baseline": BASELINES, **TOOLS}
