@@ -176,7 +176,7 @@ RULES = (
     "at most 10 %",
     "standard error",
 )
-"""The columns of ``losses`` in the records of ``levels.py``; the second to last are doubts."""
+"""The columns of ``losses`` in the records of ``levels.py``: the start, then the doubts."""
 
 
 def levels(rows: Sequence[Row]) -> str:
@@ -197,9 +197,8 @@ def levels(rows: Sequence[Row]) -> str:
         shown = []
         for part in (few, many):
             changes = [log[rule] - log[1] for cell in part for log in cells[cell]]
-            shown.append(
-                f"{100 * math.expm1(statistics.mean(changes)):+.1f}".replace("-0.0", "0.0")
-            )
+            text = f"{100 * math.expm1(statistics.mean(changes)):+.1f}"
+            shown.append(text if float(text) else "0.0")
         against = [_to_better(cells[cell], rule) for cell in cells]
         worse = sum(_is_worse(logs) for logs in against)
         large = sum(statistics.mean(logs) > math.log(1.05) for logs in against)
