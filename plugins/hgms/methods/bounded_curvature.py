@@ -74,7 +74,8 @@ class BoundedCurvature(Wrapper):
     -----
     Cost: 40 lower gradients per measurement, for 20 steps of a power iteration with central
     differences, on a batch of the generator's ``batch_size``, at most 256 rows. One measurement is
-    at the start. A method that does not record ``lower_gradient_norm`` has no other.
+    at the start. A method that does not record ``lower_gradient_norm`` has no other. On an
+    accelerator, each step reads one number.
 
     Source: the classical bound on the rate of gradient descent, as in Nesterov, *Lectures on convex
     optimization* (2018), section 2.1.5.
