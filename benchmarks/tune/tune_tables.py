@@ -122,7 +122,7 @@ def tools(rows: Sequence[Row]) -> str:
             cells[problem, rival] = (100 * (math.exp(statistics.mean(logs)) - 1), p)
     corrected = multipletests([p for _, p in cells.values()], method="holm")[1]
     shown = {
-        key: f"{_signed(change)}{'*' if p < 0.05 else ''}"
+        key: f"{signed(change)}{'*' if p < 0.05 else ''}"
         for (key, (change, _)), p in zip(cells.items(), corrected, strict=True)
     }
     lines = [["problem", "d", *RIVALS]]
@@ -197,7 +197,7 @@ def levels(rows: Sequence[Row]) -> str:
         shown = []
         for part in (few, many):
             changes = [log[rule] - log[1] for cell in part for log in cells[cell]]
-            shown.append(_signed(100 * math.expm1(statistics.mean(changes))))
+            shown.append(signed(100 * math.expm1(statistics.mean(changes))))
         against = [_to_better(cells[cell], rule) for cell in cells]
         worse = sum(_is_worse(logs) for logs in against)
         large = sum(statistics.mean(logs) > math.log(1.05) for logs in against)
@@ -217,7 +217,12 @@ def _is_worse(logs: Sequence[float]) -> bool:
     return bool(stats.ttest_1samp(logs, 0.0).pvalue < 0.05)
 
 
-def _signed(number: float) -> str:
+def signed(number: float) -> str:
+    """Return a number with its sign and one digit.
+
+    >>> signed(-0.04), signed(1.26)
+    ('0.0', '+1.3')
+    """
     text = f"{number:+.1f}"
     return text if float(text) else "0.0"
 

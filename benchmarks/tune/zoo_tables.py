@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from statsmodels.stats.multitest import multipletests
-from tune_tables import markdown
+from tune_tables import markdown, signed
 
 from hgms.results.statistics import Interval, mean_and_error, two_sided
 
@@ -96,16 +96,6 @@ def p_value(values: Sequence[float]) -> float:
 
 def percent(values: Sequence[float]) -> float:
     return 100 * math.expm1(statistics.mean(values))
-
-
-def signed(number: float) -> str:
-    """Return a number with its sign and one digit.
-
-    >>> signed(-0.04), signed(1.26)
-    ('0.0', '+1.3')
-    """
-    text = f"{number:+.1f}"
-    return text if float(text) else "0.0"
 
 
 def interval_of(values: Sequence[float]) -> str:

@@ -52,8 +52,8 @@ class BoundedCurvature(Wrapper):
 
     c·g has the minimisers and the hypergradient of g. Steps of gradient descent with the rate η
     diverge if ηL > 2. With ``max_curvature`` below 2/η, a fixed rate suits problems of any scale.
-    If L is at most ``max_curvature``, nothing changes. In a configuration, set the field in the
-    table of the pipeline: ``max_curvature = 15.0``.
+    If L is at most ``max_curvature``, c = 1. In a configuration, set the field in the table of the
+    pipeline: ``max_curvature = 15.0``.
 
     θ can change the curvature: a penalty that grows, for example. If ``lower_gradient_norm`` in the
     record is more than twice its smallest value, L is measured again at (θ, x). If cL is above
@@ -61,7 +61,8 @@ class BoundedCurvature(Wrapper):
     Otherwise, the next limit is twice as large.
 
     Use with fixed rates, for the lower level or a linear solver. Quantities in the units of g refer
-    to c·g: a ridge, a temperature, a penalty, and the residual and curvature in the record.
+    to c·g: a ridge, a temperature, a penalty, and the residual and curvature in the record. After
+    a change of c, a kept solution of a linear system is that of the earlier c until it converges.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class BoundedCurvature(Wrapper):
     -----
     Cost: 40 lower gradients per measurement, for 20 steps of a power iteration with central
     differences, on a batch of the generator's ``batch_size``, at most 256 rows. One measurement is
-    at the start. A method that does not record ``lower_gradient_norm`` has no other. On an
+    at the start, the only one if the method does not record ``lower_gradient_norm``. On an
     accelerator, each step reads one number.
 
     Source: the classical bound on the rate of gradient descent, as in Nesterov, *Lectures on convex
